@@ -133,14 +133,14 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
-def load(**given: Any) -> Settings:
-    """Settings from the environment; those in `given` (the command line) win, unless they are None.
+def load(**values: Any) -> Settings:
+    """Settings from the environment; those in `values` (the command line) win, unless they are None.
 
     Raises ConfigError with one line a mistake: the variable, what is wrong with it, and the fix.
     """
     _refuse_unknown(os.environ)
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
         raise ConfigError("\n".join(_line(dict(detail)) for detail in error.errors())) from None
 
@@ -151,10 +151,10 @@ def environment() -> dict[str, str]:
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
-    known = [variable(name) for name in Settings.model_fields]
+    names = [variable(name) for name in Settings.model_fields]
     lines = []
-    for name in sorted(name for name in environ if name.startswith(PREFIX) and name not in known):
-        near = difflib.get_close_matches(name, known, n=1)
+    for name in sorted(name for name in environ if name.startswith(PREFIX) and name not in names):
+        near = difflib.get_close_matches(name, names, n=1)
         fix = f"did you mean {near[0]}?" if near else "unset it; docs/configuration.md lists every setting"
         lines.append(f"{name}: no such setting; {fix}")
     if lines:
@@ -169,5 +169,5 @@ def _line(detail: Mapping[str, Any]) -> str:
     field = Settings.model_fields.get(name)
     if field is None:
         return f"{name}: no such setting; docs/configuration.md lists every setting"
-    shown = "" if name in MAY_HOLD_SECRETS else f"={detail['input']}"
-    return f"{variable(name)}{shown}: {message} ({field.description}; default {field.default})"
+    value_shown = "" if name in MAY_HOLD_SECRETS else f"={detail['input']}"
+    return f"{variable(name)}{value_shown}: {message} ({field.description}; default {field.default})"

@@ -108,8 +108,8 @@ def logins_of(base: Base) -> tuple[Logins | None, PostgresLogins]:
     settings, store = base.settings, PostgresLogins(base.connections.background)
     if not settings.oidc_issuer:
         return None, store
-    named = settings.oidc_client_id, base.referred(settings.oidc_client_secret)
-    provider = OidcProvider(settings.oidc_issuer, *named, settings.oidc_redirect_url, settings.oidc_scopes)
+    client = settings.oidc_client_id, base.referred(settings.oidc_client_secret)
+    provider = OidcProvider(settings.oidc_issuer, *client, settings.oidc_redirect_url, settings.oidc_scopes)
     roles = RoleRules(settings.oidc_role_claim, settings.oidc_roles)
     return Logins(provider, store, base.clock, roles, session_s=settings.oidc_session_s), store
 

@@ -108,9 +108,9 @@ def background_of(
     live ones are, whose route wakes the runner."""
     settings, clock = base.settings, base.clock
     store = PostgresBackground(base.connections.background)
-    kept = PostgresStoredConversations(base.connections.requests, settings.retention_days or None)
+    stored_conversations = PostgresStoredConversations(base.connections.requests, settings.retention_days or None)
     conversations = StoredConversations(
-        kept,
+        stored_conversations,
         journal,
         clock,
         redactor,
@@ -133,4 +133,4 @@ def background_of(
     )
     base.metrics.gauge("background", "Responses that are being made in the background", lambda: runner.serving)
     api, own = replace(responses, changed=runner.wake), ConversationsApi(chats, conversations)
-    return BackgroundParts(api, own, runner, store, kept), messages
+    return BackgroundParts(api, own, runner, store, stored_conversations), messages

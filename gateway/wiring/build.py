@@ -259,8 +259,8 @@ def _traces(base: Base) -> None:
         from gateway.adapters.journal.otel import Traces
 
         headers, content = base.referred(settings.otel_headers) or "", settings.otel_content
-        named = (settings.otel_service, __version__, MODEL_KINDS)
-        base.metrics.tell(base.closing(Traces(settings.otel_url, headers, *named, content=content)).finished)
+        service = (settings.otel_service, __version__, MODEL_KINDS)
+        base.metrics.tell(base.closing(Traces(settings.otel_url, headers, *service, content=content)).finished)
 
 
 def _gauges(base: Base, completer: Completer, journal: Spool, conductor: ConductorParts | None) -> None:

@@ -73,10 +73,10 @@ class PoolParts:
 def pool_of(base: Base) -> PoolParts:
     """Read the pool. Raises ConfigError for a pool file that cannot be used."""
     settings = base.settings
-    named = {"BATON_JUDGE_MODEL": settings.judge_model}
+    names = {"BATON_JUDGE_MODEL": settings.judge_model}
     if settings.summarizer not in (NOBODY, AUTO):
-        named["BATON_SUMMARIZER"] = settings.summarizer
-    source = PoolFileSource(base.services.pool_file, environment, settings.default_pool_name, named)
+        names["BATON_SUMMARIZER"] = settings.summarizer
+    source = PoolFileSource(base.services.pool_file, environment, settings.default_pool_name, names)
     first = source.load()
     workers = pooled_workers(
         first.pools,

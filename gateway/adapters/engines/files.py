@@ -156,10 +156,10 @@ def check_adapter(files: PolicyFiles, base: BaseWeights | None, rank_max: int) -
     rank = config.get("r")
     if not isinstance(rank, int) or not 0 < rank <= rank_max:
         raise VersionRefused("rank", f"{place}: rank {rank}, the engine takes 1 to {rank_max}; train a lower rank")
-    wanted = files.manifest.base_sha256
-    if base and wanted and base.sha256 and wanted != base.sha256:
+    base_sha256 = files.manifest.base_sha256
+    if base and base_sha256 and base.sha256 and base_sha256 != base.sha256:
         name = files.manifest.base
-        raise VersionRefused("base", f"{place}: made for {name} ({wanted[:12]}…), not for the weights served here")
+        raise VersionRefused("base", f"{place}: made for {name} ({base_sha256[:12]}…), not for the weights served here")
     _check_pairs(files, rank, base.shapes if base else None)
 
 
@@ -167,10 +167,10 @@ def _check_pairs(files: PolicyFiles, rank: int, shapes: Mapping[str, tuple[int, 
     """Check that each module has A [rank, in] and B [out, rank] for a weight [out, in] of the base."""
     pairs: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, tensor in files.tensors.items():
-        found = ADAPTER_TENSOR.match(name)
-        if not found:
+        match = ADAPTER_TENSOR.match(name)
+        if not match:
             raise VersionRefused("shape", f"{files.directory}: {name} is not a LoRA tensor; {FIX}")
-        pairs.setdefault(found["module"], {})[found["side"]] = tensor.shape
+        pairs.setdefault(match["module"], {})[match["side"]] = tensor.shape
     if not pairs:
         raise VersionRefused("shape", f"{files.directory}: it holds no tensor; {FIX}")
     for module, sides in pairs.items():
@@ -194,8 +194,8 @@ def check_full(files: PolicyFiles, base: BaseWeights) -> None:
     shapes = {name: tensor.shape for name, tensor in files.tensors.items()}
     if wrong := sorted(name for name in {*shapes, *base.shapes} if shapes.get(name) != base.shapes.get(name)):
         name = wrong[0]
-        found = f"{name} is {shapes.get(name)}, the engine has {base.shapes.get(name)}"
-        raise VersionRefused("shape", f"{place}: {found}; {FIX}")
+        mismatch = f"{name} is {shapes.get(name)}, the engine has {base.shapes.get(name)}"
+        raise VersionRefused("shape", f"{place}: {mismatch}; {FIX}")
 
 
 @dataclass(frozen=True, slots=True)

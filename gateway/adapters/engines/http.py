@@ -177,7 +177,7 @@ def sampled_tokens(answer: EngineReply, url: str) -> tuple[list[int], list[int],
         choice = answer.body["choices"][0]
         logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
         prompt_ids = answer.body.get("prompt_token_ids") or choice["prompt_token_ids"]
-        found = [int(one) for one in prompt_ids], [int(one) for one in choice["token_ids"]], logprobs
+        sample = [int(one) for one in prompt_ids], [int(one) for one in choice["token_ids"]], logprobs
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         reason = "" if answer.status == 200 else f" ({answer.status}: {answer.message()})"
         raise VersionRefused(
@@ -185,9 +185,9 @@ def sampled_tokens(answer: EngineReply, url: str) -> tuple[list[int], list[int],
             f"the engine at {url} does not return token ids with their log-probs{reason}; start it as deploy/vllm.sh "
             "does",
         ) from None
-    if len(found[1]) != len(logprobs):
-        raise VersionRefused("probe", f"the engine at {url} gave {len(logprobs)} log-probs for {len(found[1])} tokens")
-    return found
+    if len(sample[1]) != len(logprobs):
+        raise VersionRefused("probe", f"the engine at {url} gave {len(logprobs)} log-probs for {len(sample[1])} tokens")
+    return sample
 
 
 def _parsed(raw: bytes) -> Any:

@@ -189,8 +189,8 @@ class ReloadConductor:
                 renamed = replace(call, model=self._engine.model)
                 async with aclosing(cast(Items, self._conductor.decode(renamed))) as items:
                     async for item in items:
-                        named = isinstance(item, ConductorEnd) and version is not None
-                        yield replace(item, model=version) if named else item  # type: ignore[arg-type]
+                        mark = isinstance(item, ConductorEnd) and version is not None
+                        yield replace(item, model=version) if mark else item  # type: ignore[arg-type]
         except TimeoutError:
             raise ConductorError("slow", "a swap of weights took longer than the call", billable=False) from None
 

@@ -63,8 +63,8 @@ class VllmLora:
                 return
             files = await asyncio.to_thread(self._checked, directory)
             if len(roots) >= self._versions_max:
-                known = ", ".join(sorted(roots))
-                raise VersionRefused("full", f"the engine holds {len(roots)} versions ({known}); unload one first")
+                names = ", ".join(sorted(roots))
+                raise VersionRefused("full", f"the engine holds {len(roots)} versions ({names}); unload one first")
             self._unproven = version
             try:
                 await self._prove(version, files)

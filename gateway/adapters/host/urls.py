@@ -104,11 +104,11 @@ def send_policy(directory: Path, url: str) -> None:
     Conflict where another version is there, Unavailable; then nothing is there that loads."""
     document = _document(directory)
     home, place = Path(document.get("source") or directory), below(url, MANIFEST_FILE)
-    known = _manifest(place) if exists(place) else None
-    if known is not None:
-        if known.get("sha256") != document.get("sha256"):
+    manifest = _manifest(place) if exists(place) else None
+    if manifest is not None:
+        if manifest.get("sha256") != document.get("sha256"):
             raise Conflict(
-                f"{url}: another version is there ({known.get('name')}@{known.get('version')}); name a new URL"
+                f"{url}: another version is there ({manifest.get('name')}@{manifest.get('version')}); name a new URL"
             )
         return
     for name in document["sha256"]:
@@ -158,19 +158,19 @@ def _document(directory: Path) -> dict[str, Any]:
 
 def _object(text: str, place: object) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise VersionRefused("manifest", f"{place}: not a JSON object; upload the policy directory again")
-    return found
+    return value
 
 
 def _listed(document: Mapping[str, Any], url: str) -> Mapping[str, str]:
-    listed = document.get("sha256")
-    if not isinstance(listed, dict) or any(Path(name).name != name for name in listed):
+    digest = document.get("sha256")
+    if not isinstance(digest, dict) or any(Path(name).name != name for name in digest):
         raise VersionRefused("manifest", f"{url}: its manifest lists no files, or files elsewhere; upload it again")
-    return listed
+    return digest
 
 
 # ---------------------------------------------------------------- fsspec
@@ -188,8 +188,8 @@ def _opened(url: str) -> tuple[Any, str]:
             return ArrowFSWrapper(system, skip_instance_cache=True), str(path)
         from fsspec.core import url_to_fs
 
-        found, path = url_to_fs(url, **({"auto_mkdir": True} if url.startswith("file:") else {}))
-        return found, str(path)
+        filesystem, path = url_to_fs(url, **({"auto_mkdir": True} if url.startswith("file:") else {}))
+        return filesystem, str(path)
     except ImportError as error:
         raise Unavailable(f"{url}: needs the Python package {error.name or error}; {INSTALL}") from None
     except (ValueError, OSError) as error:

@@ -128,12 +128,12 @@ class OidcProvider:
         allowed = [name for name in ALGORITHMS if name in offered]
         keys = await self._json("GET", about["jwks_uri"])
         issuer, audience = ({"essential": True, "value": value} for value in (self._issuer, self._client_id))
-        given = {"nonce": nonce, "client_id": self._client_id, "access_token": access_token}
+        expected = {"nonce": nonce, "client_id": self._client_id, "access_token": access_token}
         try:
             registry = self._jws.JWSRegistry(algorithms=allowed, strict_check_header=False)
             decoded = self._jwt.decode(id_token, key=self._jwk.KeySet.import_key_set(keys), registry=registry)
             options = {"iss": issuer, "aud": audience}
-            claims = self._core.CodeIDToken(decoded.claims, decoded.header, options, given)
+            claims = self._core.CodeIDToken(decoded.claims, decoded.header, options, expected)
             claims.validate(leeway=LEEWAY_S)
         except (self._errors.JoseError, ValueError, KeyError, TypeError) as error:
             _refuse(f"the provider's ID token is not right ({error})")

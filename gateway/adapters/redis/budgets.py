@@ -172,8 +172,8 @@ class RedisBudgets:
         charge_of: dict[str, int | None] = {}
         for ids in _chunks(hold_ids):
             _, charges = await self._run("settled", *ids)
-            known = {hold_id: charge for hold_id, charge in zip(ids, charges, strict=True) if charge != _UNKNOWN}
-            charge_of |= {hold_id: None if charge == _IS_OPEN else charge for hold_id, charge in known.items()}
+            settlements = {hold_id: charge for hold_id, charge in zip(ids, charges, strict=True) if charge != _UNKNOWN}
+            charge_of |= {hold_id: None if charge == _IS_OPEN else charge for hold_id, charge in settlements.items()}
         return charge_of
 
     async def count(self, settlements: Sequence[Settlement]) -> None:
@@ -252,8 +252,8 @@ class RedisBudgets:
         """Rebuild the balances and return the new epoch."""
         for scopes in _chunks(posted.items()):
             await self._run("fill", token, *(part for pair in scopes for part in pair))
-        for known in _chunks(settled):
-            await self._run("known", token, *_settlements(known))
+        for chunk in _chunks(settled):
+            await self._run("known", token, *_settlements(chunk))
         for holds in _chunks(open_holds):
             await self._run("reserve", token, _ms(self._lease_s), *_holds(holds))
         _, epoch = await self._run("commit", token, wait_ms)
@@ -272,17 +272,17 @@ class RedisBudgets:
 
     async def _run(self, op: str, *args: str | int, epoch: bytes | None = None) -> list[Any]:
         """Run the script: [status, …]. Raises MoneyUnavailable when Redis is away or fences this process out."""
-        sent = self._epoch if epoch is None else epoch
+        used_epoch = self._epoch if epoch is None else epoch
         hold = f"{self._hold_prefix}{args[0]}" if op in _ON_A_HOLD else self._hold_prefix
         try:
-            reply = await self._script([*self._keys, hold], [op, sent, *args])
+            reply = await self._script([*self._keys, hold], [op, used_epoch, *args])
         except RedisAway as error:
             log.warning("the budget store is away: %s", error)
             raise _unavailable("the budget store is away") from error
         if reply[0] == b"evicts":
             raise _unavailable(evicts(reply[1].decode()))
         if reply[0] == b"stale":
-            if sent == self._epoch:
+            if used_epoch == self._epoch:
                 self._epoch = b""
             raise _unavailable(_REBUILDING)
         return reply

@@ -180,8 +180,8 @@ class HttpConductor(Conductor):
         headers = {**headers, **self._headers, "content-type": JSON, "user-agent": "baton"}
         if isinstance(self._client, PooledClient):
             parsed = endpoint_url(self._base_url, "chat/completions")
-            sent = self._client.session().post(parsed, data=content, headers=headers, allow_redirects=False)
-            return RawReply(await sent)
+            exchange = self._client.session().post(parsed, data=content, headers=headers, allow_redirects=False)
+            return RawReply(await exchange)
         url = f"{self._base_url}/chat/completions"
         request = self._client.build_request("POST", url, content=content, headers=headers)
         return HttpxReply(await self._client.send(request, stream=True))
@@ -301,8 +301,8 @@ def _schema_fields(structured: Structured, schema: Mapping[str, Any]) -> dict[st
         outputs = {"json": dict(schema), "disable_any_whitespace": True}
         return {"structured_outputs": outputs, "return_token_ids": True}
     if structured == "json_schema":
-        named = {"name": "plan", "strict": True, "schema": strict_schema(portable_schema(schema))}
-        return {"response_format": {"type": "json_schema", "json_schema": named}}
+        specification = {"name": "plan", "strict": True, "schema": strict_schema(portable_schema(schema))}
+        return {"response_format": {"type": "json_schema", "json_schema": specification}}
     return {"response_format": {"type": "json_object"}} if structured == "json_object" else {}
 
 

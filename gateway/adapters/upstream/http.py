@@ -90,8 +90,8 @@ class HttpWorkers:
             return await self._send(call, body)
         try:
             return await self._gathered(call, body | STREAMED)
-        except UpstreamRefused as refused:
-            if "stream" not in f"{refused.param} {refused.message}".lower():
+        except UpstreamRefused as refusal:
+            if "stream" not in f"{refusal.param} {refusal.message}".lower():
                 raise
         self._whole_only.add(call.worker.name)
         return await self._send(call, body)
@@ -195,8 +195,8 @@ class HttpWorkers:
             headers["authorization"] = f"Bearer {secret}"
         path = "responses" if asks_responses(call) else PATHS[call.endpoint]
         url = upstream.endpoint_url(self._base(call), path)
-        sent = self._client.session().post(url, data=content, headers=headers, allow_redirects=False)
-        response = replies.RawReply(await sent)
+        request = self._client.session().post(url, data=content, headers=headers, allow_redirects=False)
+        response = replies.RawReply(await request)
         if response.status_code == 200:
             return response
         try:

@@ -359,8 +359,12 @@ def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_plain_state(fields: dict[str, Any]) -> dict[str, Any]:
-    given = fields.pop("provider_specific_fields", None)
-    state = {name: given[name] for name in _STATE if given.get(name)} if isinstance(given, Mapping) else {}
+    vendor_fields = fields.pop("provider_specific_fields", None)
+    state = (
+        {name: vendor_fields[name] for name in _STATE if vendor_fields.get(name)}
+        if isinstance(vendor_fields, Mapping)
+        else {}
+    )
     return fields | ({"provider_specific_fields": state} if state else {})
 
 

@@ -94,10 +94,10 @@ class ToolWorkers:
 
     async def _call_tool(self, call: WorkerCall) -> str:
         """What a tool of an MCP server answers. Raises UpstreamError."""
-        asked = call.body.get("tool_call")
-        if not isinstance(asked, Mapping):
+        arguments = call.body.get("tool_call")
+        if not isinstance(arguments, Mapping):
             raise UpstreamRefused(f"worker {call.worker.name} is asked by the name of a tool", dispatched=False)
-        return await self.servers.call(call.worker.name, asked["name"], asked["arguments"], call.timeout_s)
+        return await self.servers.call(call.worker.name, arguments["name"], arguments["arguments"], call.timeout_s)
 
     async def _judge(self, call: WorkerCall) -> WorkerReply:
         """Ask the judge's model about the replies seen. Of two programs a run says more, where `run_code` allows it.
@@ -110,8 +110,8 @@ class ToolWorkers:
             raise UpstreamRefused(f"judge {why}", dispatched=False)
         if replies > 1 and call.worker.params.get("run_code") is True:
             ran = await trial_verdicts([reply for *_, reply in call.saw[-2:]], call.timeout_s)
-            if (found := ran.get((0, 1), "unknown")) != "unknown":
-                return WorkerReply(upstream.tool_completion(call, trial_judgement(found), Usage()), Usage())
+            if (verdict := ran.get((0, 1), "unknown")) != "unknown":
+                return WorkerReply(upstream.tool_completion(call, trial_judgement(verdict), Usage()), Usage())
         messages = judge_messages([*map(plain_message, call.body["messages"])], rubric, replies)
         body = {"messages": messages, "max_tokens": min(room, JUDGE_TOKENS)}
         reply = await self._ask_model(str(call.worker.params["model"]), replace(call, body=body, saw=()))
@@ -124,7 +124,7 @@ class ToolWorkers:
     async def _ask(self, call: WorkerCall) -> tuple[str, Usage]:
         """Call an HTTP tool; return its answer and usage. Raises UpstreamError."""
         secret = self._secrets.get(call.worker.name)
-        seen = [{"handle": handle, "task": task, "reply": reply} for handle, task, reply in call.saw]
+        steps = [{"handle": handle, "task": task, "reply": reply} for handle, task, reply in call.saw]
         headers = {"accept-encoding": "identity", "content-type": "application/json"}
         headers[depth.DEPTH_HEADER] = depth.sign(call.depth, self._depth_secret)
         if secret:
@@ -133,7 +133,7 @@ class ToolWorkers:
             "POST",
             call.worker.url or "",
             content=json.dumps(
-                {**call.worker.params, "task": task_text(call.body.get("messages") or ()), "seen": seen}
+                {**call.worker.params, "task": task_text(call.body.get("messages") or ()), "seen": steps}
             ).encode(),
             headers=headers,
         )

@@ -63,8 +63,10 @@ def check_headers(names: Iterable[str]) -> None:
     for name in names:
         if name.startswith(PREFIX) and name not in REQUEST_HEADERS:
             nearest = get_close_matches(name, REQUEST_HEADERS, n=1, cutoff=0.0)[0]
-            shown = header_text(name[:NAME_CHARS_MAX])
-            raise BadRequest(f"Unknown header `{shown}`; did you mean `{nearest}`?", param=shown, code="unknown_header")
+            name_shown = header_text(name[:NAME_CHARS_MAX])
+            raise BadRequest(
+                f"Unknown header `{name_shown}`; did you mean `{nearest}`?", param=name_shown, code="unknown_header"
+            )
 
 
 def take_options(request: Request, body: Any) -> None:
@@ -75,19 +77,21 @@ def take_options(request: Request, body: Any) -> None:
     options = body.pop("baton")
     if not isinstance(options, dict):
         raise BadRequest("`baton` must be an object", param="baton", code="invalid_type")
-    given = {_option_header(name): _option_text(name, value) for name, value in options.items()}
+    values = {_option_header(name): _option_text(name, value) for name, value in options.items()}
     headers = request.scope["headers"]
-    others = [pair for pair in headers if pair[0] not in given]
-    request.scope["headers"] = [*others, *given.items()]
+    others = [pair for pair in headers if pair[0] not in values]
+    request.scope["headers"] = [*others, *values.items()]
 
 
 def _option_header(name: str) -> bytes:
     header = PREFIX + name.replace("_", "-")
     if header not in OPTIONS:
         nearest = get_close_matches(header, OPTIONS, n=1, cutoff=0.0)[0].removeprefix(PREFIX).replace("-", "_")
-        shown = f"baton.{name[:NAME_CHARS_MAX]}"
+        field_name = f"baton.{name[:NAME_CHARS_MAX]}"
         raise BadRequest(
-            f"Unknown option `{shown}`; did you mean `baton.{nearest}`?", param=shown, code="unknown_parameter"
+            f"Unknown option `{field_name}`; did you mean `baton.{nearest}`?",
+            param=field_name,
+            code="unknown_parameter",
         )
     return header.encode()
 
@@ -98,8 +102,10 @@ def _option_text(name: str, value: Any) -> bytes:
     if isinstance(value, int | float):
         return format(Decimal(str(value)), "f").encode()
     if not isinstance(value, str):
-        shown = f"baton.{name[:NAME_CHARS_MAX]}"
-        raise BadRequest(f"`{shown}` must be a text, a number or true or false", param=shown, code="invalid_type")
+        field_name = f"baton.{name[:NAME_CHARS_MAX]}"
+        raise BadRequest(
+            f"`{field_name}` must be a text, a number or true or false", param=field_name, code="invalid_type"
+        )
     return header_text(value).encode()
 
 

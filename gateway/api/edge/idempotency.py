@@ -238,18 +238,18 @@ class _RelayedReply(Response):
             self._turn.leave()
 
 
-def _replay(stored: StoredReply) -> Response:
+def _replay(reply: StoredReply) -> Response:
     """The first reply again. Raises Conflict where its body was not stored."""
-    if stored.body is None:
-        rollout = stored.headers.get("x-baton-rollout-id")
+    if reply.body is None:
+        rollout = reply.headers.get("x-baton-rollout-id")
         raise Conflict(
             f"The request that brought this Idempotency-Key was carried out (rollout {rollout}, "
-            f"status {stored.status}), and its reply was not kept; send a new key to have it done again.",
+            f"status {reply.status}), and its reply was not kept; send a new key to have it done again.",
             param="Idempotency-Key",
             code="idempotent_reply_not_kept",
             headers={"x-should-retry": "false", REPLAY_HEADER: "true"},
         )
-    headers = {**stored.headers, REPLAY_HEADER: "true"}
-    if stored.status >= 400:
+    headers = {**reply.headers, REPLAY_HEADER: "true"}
+    if reply.status >= 400:
         headers["x-should-retry"] = "false"  # a retry would get the same error
-    return Response(stored.body, stored.status, headers)
+    return Response(reply.body, reply.status, headers)

@@ -58,12 +58,12 @@ class FiguresApi:
         file = self.pools.now.loaded.pools
         report = await self.reports.workers(self.clock.now(), window_s, [worker.name for worker in file.workers])
         recent = {row["worker"]: row for row in report["calls"]}
-        shown = []
+        workers = []
         for worker in file.workers:
             facts = worker.model_dump(mode="json", include={"name", "handle", "kind", "model", "price", "tags", "task"})
             of = [name for name, members in file.pools.items() if worker.name in members]
-            shown.append({**facts, "pools": of, "recent": recent.get(worker.name, NO_CALLS)})
+            workers.append({**facts, "pools": of, "recent": recent.get(worker.name, NO_CALLS)})
         checks = await self.checkers.recent()
         more = {name: report[name] for name in ("errors", "success")}
         more |= {"checks": [one.as_json() for one in checks.errors], "checks_at": checks.at and checks.at.isoformat()}
-        return private({"object": "list", "data": shown, **more})
+        return private({"object": "list", "data": workers, **more})

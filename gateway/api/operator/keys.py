@@ -80,8 +80,8 @@ class KeysApi:
         await self.operators.act(request)
         rows = await self.keys.list_keys()
         lives = await self.balances.lives([key_scope(row.public_id) for row in rows])
-        shown = [{**describe(row), **lives.get(key_scope(row.public_id), {})} for row in rows]
-        return JSONResponse({"object": "list", "data": shown})
+        keys = [{**describe(row), **lives.get(key_scope(row.public_id), {})} for row in rows]
+        return JSONResponse({"object": "list", "data": keys})
 
     async def show(self, request: Request, public_id: str) -> Response:
         """One key, with the dollars that it has posted and holds in all, this month and today; with `user`, one end

@@ -89,8 +89,8 @@ class CreditsApi:
         of a `key` or an `org` in a `window` (life, month, day) by `usd`. With the header `idempotency-key` a repeated
         request gives nothing."""
         act, body = await self.operators.change(request)
-        made = await self.credits.give(body, request.headers.get("idempotency-key"), act)
-        return JSONResponse(made, status_code=201 if made["created"] else 200)
+        credit = await self.credits.give(body, request.headers.get("idempotency-key"), act)
+        return JSONResponse(credit, status_code=201 if credit["created"] else 200)
 
     async def list(self, request: Request) -> Response:
         """The latest credits, newest first."""
@@ -109,8 +109,8 @@ class CreditsApi:
         """Give all of an uncertain charge back, with `why`. A repeated request gives nothing and returns the first
         credit."""
         act, _ = await self.operators.change(request, {"why": str})
-        made = await self.credits.give_back(charge, act)
-        return JSONResponse(made, status_code=201 if made["created"] else 200)
+        credit = await self.credits.give_back(charge, act)
+        return JSONResponse(credit, status_code=201 if credit["created"] else 200)
 
 
 @dataclass(frozen=True, slots=True)

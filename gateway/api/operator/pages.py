@@ -93,11 +93,11 @@ def private(body: Mapping[str, Any]) -> Response:
     return JSONResponse(body, headers=HEADERS)
 
 
-def parameters(request: Request, *known: str) -> dict[str, str]:
-    """The parameters of the query; an empty one counts as absent. Raises BadRequest for one that is not in `known`."""
+def parameters(request: Request, *names: str) -> dict[str, str]:
+    """The parameters of the query; an empty one counts as absent. Raises BadRequest for one that is not in `names`."""
     query = {name: value for name, value in request.query_params.items() if value}
     for name, value in query.items():
-        if name not in known:
+        if name not in names:
             raise unknown_parameter(name)
         if len(value) > FILTER_CHARS_MAX:
             raise BadRequest(f"`{name}` is over {FILTER_CHARS_MAX} characters", param=name)

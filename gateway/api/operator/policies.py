@@ -55,8 +55,10 @@ class PoliciesApi:
         report), and, where the gate refused it, `force` and `why`."""
         act, body = await self.operators.change(request, PUBLISH_FIELDS)
         directory = Path(required(body, "directory"))
-        made = await self._policies().publish(directory, act.actor, act.why, body.get("gate"), body.get("force", False))
-        return JSONResponse(made, status_code=201)
+        version = await self._policies().publish(
+            directory, act.actor, act.why, body.get("gate"), body.get("force", False)
+        )
+        return JSONResponse(version, status_code=201)
 
     async def shadow(self, request: Request, version: str) -> Response:
         """Let a candidate plan beside the live version, with no effect on any reply."""

@@ -101,13 +101,13 @@ class RolloutsApi:
 
 def read_query(request: Request) -> RolloutsQuery:
     """The search that the query of a request describes. Raises BadRequest, which names the parameter."""
-    given = parameters(request, "limit", *FILTERS)
+    query = parameters(request, "limit", *FILTERS)
 
     def read(name: str, reader: Callable[[str, str], Any]) -> Any:
-        return reader(name, given[name]) if name in given else None
+        return reader(name, query[name]) if name in query else None
 
     return RolloutsQuery(
-        limit=number(given.get("limit", str(PAGE_DEFAULT)), "limit", 1, PAGE_MAX),
+        limit=number(query.get("limit", str(PAGE_DEFAULT)), "limit", 1, PAGE_MAX),
         status=read("status", _status),
         judged=read("outcome", _outcome),
         outcome_min=read("outcome_min", _share),
@@ -118,7 +118,7 @@ def read_query(request: Request) -> RolloutsQuery:
         until=read("until", _time),
         tag=read("tag", _tag),
         text=read("text", _text),
-        **{name: given.get(name) for name in TEXTS},
+        **{name: query.get(name) for name in TEXTS},
     )
 
 

@@ -60,17 +60,17 @@ class BatchesApi:
         principal = await self._who(request)
         body = await read_json(request, self.body_bytes_max, principal.public_id)
         take_options(request, body)
-        asked = Request(request.scope, request.receive)  # with the headers that the options became
+        inner = Request(request.scope, request.receive)  # with the headers that the options became
 
         async def serve(request: Request) -> Response:
             options = options_in(request.headers)
             caps_from_headers(options)
             order = parse_batch(body, options, self.endpoints, self.budget_nano_max)
-            made = await self.orders.create(principal, order)
+            batch = await self.orders.create(principal, order)
             self.begun()
-            return Json(made)
+            return Json(batch)
 
-        return await self.idempotency.answer(asked, principal, body, serve)
+        return await self.idempotency.answer(inner, principal, body, serve)
 
     async def list(self, request: Request) -> Response:
         """This key's batches, newest first: `limit`, `after` (the id of the last batch of a page)."""
@@ -111,8 +111,8 @@ class LineRequests:
         request = Request({**scope, "state": {"request_id": request_id, "scopes": tuple(scopes)}}, never_gone)
         try:
             take_options(request, body)
-            asked = Request(request.scope, never_gone)
-            response = await self._serving[endpoint](asked, who, body)
+            inner = Request(request.scope, never_gone)
+            response = await self._serving[endpoint](inner, who, body)
         except BatonError as error:
             response = reply(error)
         content = json.loads(bytes(response.body))

@@ -85,8 +85,8 @@ class OpenAIApi:
             entry.counts = False  # until it is known what it asks for
             request.state.entry = entry
             take_options(request, body)
-            asked = Request(request.scope, request.receive)  # with the headers that the options became
-            return await self.idempotency.answer(asked, principal, body, lambda r: serve(r, principal, body))
+            inner = Request(request.scope, request.receive)  # with the headers that the options became
+            return await self.idempotency.answer(inner, principal, body, lambda r: serve(r, principal, body))
 
     async def serve(self, request: Request, principal: Principal, body: Any) -> Response:
         """Serve a chat request whose body was read."""

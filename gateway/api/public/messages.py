@@ -32,10 +32,10 @@ class MessagesApi:
     def router(self) -> Router:
         """The routes."""
         router = Router(prefix=MESSAGES)
-        named = (KEY_HEADER, VERSION_HEADER)
-        headers = header_parameters(*named, *OWN_HEADERS, IDEMPOTENCY_HEADER, *CAP_HEADERS)
+        names = (KEY_HEADER, VERSION_HEADER)
+        headers = header_parameters(*names, *OWN_HEADERS, IDEMPOTENCY_HEADER, *CAP_HEADERS)
         router.add("POST", "", self.create, openapi_extra=headers)
-        router.add("POST", "/count_tokens", self.count, openapi_extra=header_parameters(*named, "x-baton-pool"))
+        router.add("POST", "/count_tokens", self.count, openapi_extra=header_parameters(*names, "x-baton-pool"))
         return router
 
     async def create(self, request: Request) -> Response:
@@ -45,25 +45,29 @@ class MessagesApi:
     async def count(self, request: Request) -> Response:
         """The number of input tokens that the message would have. It costs nothing."""
         principal = await self._who(request)
-        asked = self._parsed(await read_json(request, self.chats.body_bytes_max, principal.public_id), *COUNTED)
+        message_request = self._parsed(
+            await read_json(request, self.chats.body_bytes_max, principal.public_id), *COUNTED
+        )
         try:
-            tokens = await self.tokens.count(principal, asked.chat, request.headers.get("x-baton-pool"))
+            tokens = await self.tokens.count(principal, message_request.chat, request.headers.get("x-baton-pool"))
         except BadRequest as error:
-            raise asked.names.reword(error) from None
+            raise message_request.names.reword(error) from None
         return Json({"input_tokens": tokens})
 
     async def _create(self, request: Request, principal: Principal, body: Any) -> Response:
-        asked = self._parsed(body, *REQUIRED)
+        message_request = self._parsed(body, *REQUIRED)
         try:
-            return await self._served(request, principal, asked)
+            return await self._served(request, principal, message_request)
         except BadRequest as error:  # it names the chat request, which the client did not write
-            raise asked.names.reword(error) from None
+            raise message_request.names.reword(error) from None
 
-    async def _served(self, request: Request, principal: Principal, asked: MessageRequest) -> Response:
-        running = await self.chats.begin(request, principal, asked.chat, prefix="msg_")
-        head = MessageHead(running.record.completion_id, asked.chat.model, asked.thinking, asked.stops)
-        if asked.chat.stream:
-            return await self.chats.streamed(request, running, MessageFrames(running, head, asked.names))
+    async def _served(self, request: Request, principal: Principal, message_request: MessageRequest) -> Response:
+        running = await self.chats.begin(request, principal, message_request.chat, prefix="msg_")
+        head = MessageHead(
+            running.record.completion_id, message_request.chat.model, message_request.thinking, message_request.stops
+        )
+        if message_request.chat.stream:
+            return await self.chats.streamed(request, running, MessageFrames(running, head, message_request.names))
         return await self.chats.complete(request, running, lambda completion: finished_message(head, completion))
 
     def _parsed(self, body: Any, *required: str) -> MessageRequest:

@@ -55,14 +55,14 @@ class OutcomesApi:
         status = query.get("status") or None
         if status is not None and status not in STATUSES:
             raise BadRequest(f"`status` must be one of {', '.join(STATUSES)}", param="status")
-        wanted = RolloutsQuery(
+        rollouts_query = RolloutsQuery(
             query_number(request, "limit", PAGE, 1, PAGE_MAX),
             before=query.get("before") or None,
             key=principal.public_id,
             policy=query.get("policy") or None,
             status=status,
         )
-        return JSONResponse(dict(await self.reports.rollouts_page(wanted)))
+        return JSONResponse(dict(await self.reports.rollouts_page(rollouts_query)))
 
     async def rollout(self, request: Request, rollout_id: str) -> Response:
         """The whole tree of one rollout, by rollout or completion id."""

@@ -97,26 +97,26 @@ class ResponsesApi:
         options = options_in(request.headers)
         caps_from_headers(options)
         self.chats.catalog.resolve(principal, prepared.chat.model, options.get("x-baton-pool"))
-        shown = await self.responses.queue(principal, prepared, body, options)
+        body_shown = await self.responses.queue(principal, prepared, body, options)
         if (entry := getattr(request.state, "entry", None)) is not None:
             entry.counts = True
         self.changed()
-        return self._events(principal, shown["id"], -1) if prepared.chat.stream else Json(shown)
+        return self._events(principal, body_shown["id"], -1) if prepared.chat.stream else Json(body_shown)
 
     async def begin(self, who: Principal, request: BackgroundRequest, checkpoints: Checkpoints) -> Running:
         """The port RequestServer: start a request in the background, or go on with it."""
         headers = [(name.encode(), value.encode()) for name, value in request.options.items()]
         scope = {"type": "http", "method": "POST", "path": "/v1/responses", "query_string": b"", "headers": headers}
-        asked = Request({**scope, "state": {"kept": checkpoints}}, never_gone)
+        inner = Request({**scope, "state": {"kept": checkpoints}}, never_gone)
         vendor = self.chats.catalog.vendor_params
         prepared = await self.responses.prepare(who, dict(request.body), vendor, turn=request.id)
-        return await self.chats.begin(asked, who, prepared.chat, prepared.to_log)
+        return await self.chats.begin(inner, who, prepared.chat, prepared.to_log)
 
     async def get(self, request: Request, response_id: str) -> Response:
         """A stored response of this key. With `stream`, the events of one that was made in the background."""
         principal, query = await self._who(request), request.query_params
-        wanted = query.getlist("include") + query.getlist("include[]")
-        if [name for name in wanted if name not in INCLUDABLE]:
+        include = query.getlist("include") + query.getlist("include[]")
+        if [name for name in include if name not in INCLUDABLE]:
             raise BadRequest(f"`include` must be of: {', '.join(INCLUDABLE)}", param="include", code="invalid_value")
         if query.get("stream") != "true":
             if "starting_after" in query:

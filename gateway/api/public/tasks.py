@@ -101,10 +101,10 @@ class TasksApi:
             entry.counts = False
             request.state.entry = entry
             take_options(request, body)
-            asked = Request(request.scope, request.receive)
+            inner = Request(request.scope, request.receive)
             serve = self.serving(endpoint)
             return await chats.idempotency.answer(
-                asked, principal, _print_of(body), lambda r: serve(r, principal, body)
+                inner, principal, _print_of(body), lambda r: serve(r, principal, body)
             )
 
     async def _served(self, request: Request, principal: Principal, chat: ChatRequest) -> Response:

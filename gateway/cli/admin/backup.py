@@ -77,20 +77,20 @@ def run_restore(options: argparse.Namespace) -> int:
         data = DataDir(settings.data_dir)
         with _database(settings, data, new=True) as url:
             load(url, root / DUMP, postgres_programs)
-            ledger, wanted = ledger_sums(url), manifest["ledger"]
-            if ledger != wanted:
+            ledger, expected = ledger_sums(url), manifest["ledger"]
+            if ledger != expected:
                 raise Unavailable(
-                    f"the ledger is {ledger}, the backup's was {wanted}: restore it into an empty database"
+                    f"the ledger is {ledger}, the backup's was {expected}: restore it into an empty database"
                 )
             _lay_out(settings, data, root)
     print(json.dumps(manifest["ledger"]) if options.json else _line("restored", {**manifest, "file": options.file}))
     return 0
 
 
-def _line(done: str, facts: Mapping[str, Any]) -> str:
+def _line(title: str, facts: Mapping[str, Any]) -> str:
     ledger = facts["ledger"]
     money = f"{ledger['rows']} ledger rows, {ledger['charged_nano']} nano-dollars charged"
-    return f"{done} {facts['file']}: version {facts['version']}, {money}"
+    return f"{title} {facts['file']}: version {facts['version']}, {money}"
 
 
 # ---------------------------------------------------------------- what is in it

@@ -94,8 +94,8 @@ def _text(action: str, reply: Any) -> str:
         return table(COLUMNS, reply)
     if action in ("create", "rotate"):
         until = f"; the old one works until {reply['previous_until']}" if action == "rotate" else ""
-        shown = f"({reply['class']}, `{reply['name']}`); the secret is shown this once{until}"
-        return f"{reply['key']}\nkey {reply['id']} {shown}"
+        notice = f"({reply['class']}, `{reply['name']}`); the secret is shown this once{until}"
+        return f"{reply['key']}\nkey {reply['id']} {notice}"
     if action == "revoke":
         return f"key {reply['id']} was revoked at {reply['revoked_at']}"
     return json.dumps(reply, indent=2)

@@ -84,12 +84,12 @@ def run(options: argparse.Namespace) -> int:
 def _recomputed(tree: Mapping[str, Any], weights: Path) -> list[dict[str, Any]]:
     """The probabilities of the alternatives of a rollout, by the weights that planned. Raises ConfigError."""
     command = [sys.executable, "-m", "policy", "alternatives", "--weights", str(weights)]
-    done = subprocess.run(  # noqa: S603 - our own program
+    process = subprocess.run(  # noqa: S603 - our own program
         command, input=json.dumps(tree), capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise ConfigError(done.stderr.strip().rpartition("\n")[2] or "the alternatives could not be recomputed")
-    return list(json.loads(done.stdout))
+    if process.returncode:
+        raise ConfigError(process.stderr.strip().rpartition("\n")[2] or "the alternatives could not be recomputed")
+    return list(json.loads(process.stdout))
 
 
 def put_recomputed(why: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -169,17 +169,17 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         yield f"  not recomputed: {reason}"
     for step in decision["steps"]:
         others = ", ".join(f"{one['worker']} {_chance(one)}" for one in step["alternatives"] if not one["chosen"])
-        chosen = next((one for one in step["alternatives"] if one["chosen"]), {"probability": None})
+        choice = next((one for one in step["alternatives"] if one["chosen"]), {"probability": None})
         task = "the conversation" if step["task"] is None else _cut(step["task"])
-        yield f"  step {step['step']}: {step['worker']} {_chance(chosen)}: {task}; sees {step['see'] or 'no step'}"
+        yield f"  step {step['step']}: {step['worker']} {_chance(choice)}: {task}; sees {step['see'] or 'no step'}"
         yield f"    instead: {others or 'no other worker was allowed'}"
     yield from _shown(decision["shown"])
 
 
-def _shown(shown: Mapping[str, Any]) -> Iterator[str]:
-    for one in shown["experience"]:
+def _shown(step: Mapping[str, Any]) -> Iterator[str]:
+    for one in step["experience"]:
         yield f"  shown: {one['worker']} did {one['n']} alike, {one['success']:.2f} right, {one['ms']} ms"
-    for example in shown["examples"]:
+    for example in step["examples"]:
         yield f"  shown as an example: {_cut(str(example.get('question')))}"
 
 

@@ -42,10 +42,10 @@ def become(
     services.require_policy(program)
     if not asks_for_help(words):
         os.execv(python, [python, *module, *words])  # noqa: S606 - our own program
-    done = subprocess.run([python, *module, *words], capture_output=True, text=True, check=False)  # noqa: S603 - same
-    print(done.stdout.replace(f"python {' '.join(module)}", f"baton {command or program}") + more_help, end="")
-    sys.stderr.write(done.stderr)
-    raise SystemExit(done.returncode)
+    process = subprocess.run([python, *module, *words], capture_output=True, text=True, check=False)  # noqa: S603 - same
+    print(process.stdout.replace(f"python {' '.join(module)}", f"baton {command or program}") + more_help, end="")
+    sys.stderr.write(process.stderr)
+    raise SystemExit(process.returncode)
 
 
 def asks_for_help(words: Sequence[str]) -> bool:
@@ -114,14 +114,14 @@ def run_record(options: argparse.Namespace) -> int:
 def run_gate(options: argparse.Namespace) -> int:
     """Become the gate; on logged requests with the log, the API and the pool file of the gateway on the data directory,
     where the arguments name no others. Raises ConfigError where there is no log or no policy package."""
-    named = {word.split("=")[0] for word in options.rest}
+    options_present = {word.split("=")[0] for word in options.rest}
     from_log = "logged" in options.rest or "--env=logged" in options.rest
-    if not from_log or named & {"--database-url", "--requests"} or asks_for_help(options.rest):
+    if not from_log or options_present & {"--database-url", "--requests"} or asks_for_help(options.rest):
         become("gate", options.rest)
     services.require_policy("gate")
     url, known = _log()
-    words = [] if "--pool-file" in named else known
-    if "--url" not in named and (base := DataDir(config.load().data_dir).read(FACTS)):
+    words = [] if "--pool-file" in options_present else known
+    if "--url" not in options_present and (base := DataDir(config.load().data_dir).read(FACTS)):
         words += ["--url", str(base["base_url"])]
     command = [sys.executable, "-m", "policy", "gate", "--database-url", "-", *words, *options.rest]
     return subprocess.run(command, input=f"{url}\n", text=True, check=False).returncode  # noqa: S603 - our own program

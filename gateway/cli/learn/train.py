@@ -95,10 +95,10 @@ def _spec_of(arguments: Sequence[str], gate: str) -> dict[str, Any]:
     services.require_policy("submit jobs")
     texts = json.dumps({"arguments": list(arguments), "gate": gate})
     command = [_python(), *SPEC_PROGRAM]
-    done = subprocess.run(command, input=texts, capture_output=True, text=True, check=False)  # noqa: S603 - our program
-    if done.returncode:
-        raise BadRequest((done.stderr.strip().splitlines() or ["the arguments could not be read"])[-1])
-    return dict(json.loads(done.stdout))
+    process = subprocess.run(command, input=texts, capture_output=True, text=True, check=False)  # noqa: S603 - our program
+    if process.returncode:
+        raise BadRequest((process.stderr.strip().splitlines() or ["the arguments could not be read"])[-1])
+    return dict(json.loads(process.stdout))
 
 
 def _status(words: Sequence[str]) -> int:
@@ -108,9 +108,9 @@ def _status(words: Sequence[str]) -> int:
         job = client.ask("GET", f"/admin/jobs/{options.job}")
         _print(job, options, "\n".join(f"{name:<10} {value}" for name, value in described(job).items()))
         return 0
-    listed = client.ask("GET", "/admin/jobs")["data"]
-    rows = [{**job, "job": job["id"], "step": _step(job["progress"]), "made": job["version"]} for job in listed]
-    _print(listed, options, table(COLUMNS, rows) if listed else "no jobs yet; `baton train submit --env …` makes one")
+    jobs = client.ask("GET", "/admin/jobs")["data"]
+    rows = [{**job, "job": job["id"], "step": _step(job["progress"]), "made": job["version"]} for job in jobs]
+    _print(jobs, options, table(COLUMNS, rows) if jobs else "no jobs yet; `baton train submit --env …` makes one")
     return 0
 
 

@@ -110,12 +110,12 @@ def _compared(pool: PoolFile) -> Iterator[str]:
     from gateway.core.pool.workers import MODEL_KINDS
 
     for worker in pool.workers:
-        listed = list_price(worker) if worker.kind in MODEL_KINDS else None
-        if listed is None:
+        list_entry = list_price(worker) if worker.kind in MODEL_KINDS else None
+        if list_entry is None:
             yield f"--   {worker.name}: no list price"
             continue
-        source = f"{listed.vendor} {listed.model}" + (f" since {listed.since}" if listed.since else "")
-        wrong = differences(worker, listed)
+        source = f"{list_entry.vendor} {list_entry.model}" + (f" since {list_entry.since}" if list_entry.since else "")
+        wrong = differences(worker, list_entry)
         if not wrong:
             yield f"ok   {worker.name}: as {source}"
         for one in wrong:
@@ -130,10 +130,10 @@ def _filled(pool: PoolFile) -> Iterator[str]:
     from gateway.core.pool.workers import MODEL_KINDS
 
     for worker in pool.workers:
-        if worker.kind in MODEL_KINDS and (listed := list_price(worker)) is not None:
-            (_, first), *longer = listed.tiers
+        if worker.kind in MODEL_KINDS and (list_entry := list_price(worker)) is not None:
+            (_, first), *longer = list_entry.tiers
             tiers = ", ".join(f"{{prompt_tokens: {start}, {_amounts(amounts)}}}" for start, amounts in longer)
-            yield f"# {worker.name}: {listed.vendor} {listed.model}"
+            yield f"# {worker.name}: {list_entry.vendor} {list_entry.model}"
             yield f"price: {{{_amounts(first)}{f', above: [{tiers}]' if tiers else ''}}}"
 
 

@@ -18,14 +18,14 @@ IDENTITY_COLUMNS = ("worker", "version", "model", "fingerprint", "first_at", "la
 def add(parser: argparse.ArgumentParser) -> None:
     """Arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listed = actions.add_parser("drift", help="workers in quarantine, flags, and who the workers say they are")
+    drift = actions.add_parser("drift", help="workers in quarantine, flags, and who the workers say they are")
     put = actions.add_parser("quarantine", help="keep a worker out of plans")
     release = actions.add_parser("release", help="plan with it again")
     release.add_argument("--anew", action="store_true", help="what it does from now on is usual")
     for action in (put, release):
         action.add_argument("worker", help="its name in the pool file")
         add_why(action)
-    for action in (listed, put, release):
+    for action in (drift, put, release):
         add_admin(action)
 
 

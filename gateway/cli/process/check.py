@@ -162,9 +162,9 @@ def conductor_line(settings: config.Settings, pool: PoolFile | None, environ: Ma
     match settings.conductor_kind:
         case "worker":
             name = settings.conductor.removeprefix("worker:")
-            known = [worker.name for worker in pool.workers] if pool else []
-            if name not in known:
-                raise ConfigError(f"BATON_CONDUCTOR={settings.conductor}: no such worker; known: {', '.join(known)}")
+            names = [worker.name for worker in pool.workers] if pool else []
+            if name not in names:
+                raise ConfigError(f"BATON_CONDUCTOR={settings.conductor}: no such worker; known: {', '.join(names)}")
             return f"worker {name} of the pool, by prompt; not trained"
         case "url":
             trained = asyncio.run(_server_line(settings, environ))

@@ -81,7 +81,7 @@ def local_user() -> str:
     return f"local:{name}"
 
 
-async def first_keys(services: Services, data: DataDir, wanted: WantedKeys = "always") -> FirstKeys:
+async def first_keys(services: Services, data: DataDir, mode: WantedKeys = "always") -> FirstKeys:
     """The data key and the admin key of the data directory. Both are made again where one is missing or does not work
     any more: `always`, `never`, or, with `first`, only in a database without a key that works."""
     stored = data.read(KEYS) or {}
@@ -89,7 +89,7 @@ async def first_keys(services: Services, data: DataDir, wanted: WantedKeys = "al
         if all([await _works(store, stored.get(f"{name}_key"), services.pepper) for name in ("data", "admin")]):
             return FirstKeys(stored["data_key"], stored["admin_key"], new=False)
         has_keys = any(row.revoked_at is None for row in await store.key_list())
-        if wanted == "never" or (wanted == "first" and has_keys):
+        if mode == "never" or (mode == "first" and has_keys):
             return FirstKeys(None, None, new=False)
         _, data_key = await admin.create_key("first data key", "data")
         _, admin_key = await admin.create_key("first admin key", "admin")

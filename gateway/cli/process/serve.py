@@ -173,9 +173,11 @@ def banner(facts: Mapping[str, Any], data_dir: Path, *, new: bool, took_s: float
     once; later the snippets read the data key from the facts. `simulated`: the workers are, so it says what they
     know."""
     where = data_dir / FACTS
-    made = f"made at the first start; see {where}" if facts["admin_key"] else "none of its own: the database has keys"
-    data_key = f"{facts['data_key']}   (shown once)" if new else made
-    admin_key = f"{facts['admin_key']}   (shown once)" if new else made
+    key_note = (
+        f"made at the first start; see {where}" if facts["admin_key"] else "none of its own: the database has keys"
+    )
+    data_key = f"{facts['data_key']}   (shown once)" if new else key_note
+    admin_key = f"{facts['admin_key']}   (shown once)" if new else key_note
     if not new:
         facts = {**facts, "data_key": READ_KEY}
     read_key = f"""    export OPENAI_API_KEY=$(sed -n 's/.*"data_key": "\\(.*\\)".*/\\1/p' {where})\n\n"""

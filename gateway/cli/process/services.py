@@ -61,10 +61,10 @@ def conductor_offered(settings: Settings) -> tuple[Path, Manifest]:
         raise ConfigError("no embedded conductor in this installation; set BATON_CONDUCTOR=http://host:port/v1#model")
     try:
         return directory.resolve(), manifest_of(read_document(directory))
-    except VersionRefused as refused:
+    except VersionRefused as refusal:
         fix = "BATON_CONDUCTOR must be embedded, a policy directory, worker:NAME or http://host:port/v1#model"
         place = directory / MANIFEST_FILE
-        what = refused.message.removeprefix(f"{place}: ").split(";")[0]
+        what = refusal.message.removeprefix(f"{place}: ").split(";")[0]
         raise ConfigError(f"{place}:1: {what}; {fix}") from None
 
 

@@ -36,8 +36,8 @@ class RoleRules:
 
     def role_of(self, claims: Mapping[str, Any]) -> Role | None:
         """The role that has the most rights of those that the claims give; None for nobody."""
-        held = _texts(_at(claims, self.claim))
-        return next((role for role in ROLES if held & set(self.values.get(role, ()))), None)
+        groups = _texts(_at(claims, self.claim))
+        return next((role for role in ROLES if groups & set(self.values.get(role, ()))), None)
 
 
 def person_of(claims: Mapping[str, Any], role: Role) -> Person:
@@ -51,10 +51,10 @@ def _at(claims: Mapping[str, Any], path: str) -> Any:
     """The claim of that whole name, else what its parts lead to; None where there is nothing."""
     if path in claims:
         return claims[path]
-    found: Any = claims
+    value: Any = claims
     for part in path.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def _texts(value: Any) -> set[str]:

@@ -214,8 +214,8 @@ def _block(raw: Any, where: str, kinds: Sequence[str], reader: Reader) -> Block 
     for name in _UNSENT:
         if raw.get(name) not in (None, {"type": "direct"}, {"enabled": False}):
             reader.drop(f"{where}.{name}")
-    known = {name: value for name, value in raw.items() if name not in _UNSENT}
-    return reader.object(known, where, *_BLOCKS[kind])
+    fields = {name: value for name, value in raw.items() if name not in _UNSENT}
+    return reader.object(fields, where, *_BLOCKS[kind])
 
 
 def _parts(content: Any, where: str, role: str, reader: Reader) -> list[_Part]:

@@ -111,11 +111,11 @@ class MessageNames:
 
     def rename(self, chat_name: str) -> str:
         """The path of the client's property for the path of a chat property."""
-        found = re.match(r"(messages|tools)\[(\d+)\](?:\.content\[(\d+)\])?(.*)", chat_name)
-        if found is None:
+        match = re.match(r"(messages|tools)\[(\d+)\](?:\.content\[(\d+)\])?(.*)", chat_name)
+        if match is None:
             prefix = next((prefix for prefix in NAMES if chat_name.startswith(prefix)), None)
             return chat_name if prefix is None else NAMES[prefix] + chat_name[len(prefix) :]
-        kind, at, part, rest = found[1], int(found[2]), found[3], found[4]
+        kind, at, part, rest = match[1], int(match[2]), match[3], match[4]
         if kind == "tools":
             path = rest.replace(".function", "", 1).replace(".parameters", ".input_schema", 1)
             return f"tools[{self.tools[at]}]{path}" if at < len(self.tools) else chat_name

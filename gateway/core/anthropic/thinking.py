@@ -69,11 +69,11 @@ def with_thinking(message: Block, blocks: Sequence[Block]) -> Block:
     signed = [block for block in blocks if _signature(block)]
     if not signed or ids_with_state([message]):
         return message
-    found = [_SIGNED.fullmatch(_signature(block)) for block in signed]
-    origins = {match["origin"] for match in found if match}
+    matches = [_SIGNED.fullmatch(_signature(block)) for block in signed]
+    origins = {match["origin"] for match in matches if match}
     if len(origins) != 1:
         return message | {"thinking_blocks": signed}
-    own = [_restored(block, match["text"]) for block, match in zip(signed, found, strict=True) if match]
+    own = [_restored(block, match["text"]) for block, match in zip(signed, matches, strict=True) if match]
     return message | {"thinking_blocks": own, "extra_content": {OURS: {"origin": origins.pop()}}}
 
 

@@ -77,6 +77,6 @@ def chat_choice(raw: Any, tools: Sequence[Mapping[str, Any]], reader: Reader) ->
         raise BadRequest(problem, param="tool_choice", code="invalid_value")
     if not tools:
         return {}
-    named = {"type": "function", "function": {"name": choice.get("name")}}
+    function = {"type": "function", "function": {"name": choice.get("name")}}
     parallel = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
-    return {"tool_choice": named if kind == "tool" else _CHOICES[kind], **parallel}
+    return {"tool_choice": function if kind == "tool" else _CHOICES[kind], **parallel}

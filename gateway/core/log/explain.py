@@ -125,17 +125,17 @@ def _step(
 ) -> dict[str, Any]:
     """One step of the plan with its alternatives: every worker that the mask allowed there."""
     handles = (each.get("allowed") or {}).get("handles")
-    chosen = str(step.get("worker"))
-    known = about.recomputed.get((str(loop["id"]), int(each["round"]), index), {})
+    worker = str(step.get("worker"))
+    figures = about.recomputed.get((str(loop["id"]), int(each["round"]), index), {})
     alternatives = [
-        {"handle": handle, "worker": names.get(handle, handle), "chosen": handle == chosen}
-        | _alternative(handle == chosen, len(handles or ()), chance["probability"], known.get(handle))
-        for handle in sorted(handles or (chosen,))
+        {"handle": handle, "worker": names.get(handle, handle), "chosen": handle == worker}
+        | _alternative(handle == worker, len(handles or ()), chance["probability"], figures.get(handle))
+        for handle in sorted(handles or (worker,))
     ]
     unknown = {} if handles else {"unknown": "the log does not say which workers the mask allowed"}
     return {
         "step": index,
-        "worker": names.get(chosen, chosen),
+        "worker": names.get(worker, worker),
         "task": step.get("task"),
         "see": step.get("see") or [],
         "alternatives": alternatives,
@@ -220,15 +220,15 @@ def _forbidden(tree: Tree, about: Surroundings) -> list[dict[str, Any]]:
 def _not_shown(tree: Tree, about: Surroundings) -> dict[str, Any]:
     """The workers of the pool that were no candidates, and which candidates of a large pool were drawn at random."""
     shown = {str(one["name"]) for one in tree.get("pool") or ()}
-    drawn = {str(one["name"]): one["drawn"] for one in tree.get("pool") or () if one.get("drawn") is not None}
+    draws = {str(one["name"]): one["drawn"] for one in tree.get("pool") or () if one.get("drawn") is not None}
     if about.pool_workers is None:
-        return {"workers": None, "drawn": drawn, "unknown": "the pool's revision is not stored"}
+        return {"workers": None, "drawn": draws, "unknown": "the pool's revision is not stored"}
     left_out = [name for name in about.pool_workers if name not in shown]
     forbidden = [name for name in left_out if about.key_workers and name not in about.key_workers]
     held = [name for name in (tree["caps"] or {}).get("quarantined") or () if name in left_out]
     rest = [name for name in left_out if name not in forbidden and name not in held]
-    reason = "less likely than the candidates" if drawn else "not fit for the request: its size, media or parameters"
-    return {"workers": rest, "reason": reason if rest else None, "by_key": forbidden, "drawn": drawn} | (
+    reason = "less likely than the candidates" if draws else "not fit for the request: its size, media or parameters"
+    return {"workers": rest, "reason": reason if rest else None, "by_key": forbidden, "drawn": draws} | (
         {"in_quarantine": held} if held else {}
     )
 

@@ -26,8 +26,8 @@ class Month:
     @classmethod
     def named(cls, table: str) -> Month | None:
         """The inverse of `table`; None for a table of no month."""
-        found = _NAMED.search(table)
-        return cls(int(found[1]), int(found[2])) if found and 1 <= int(found[2]) <= 12 else None
+        match = _NAMED.search(table)
+        return cls(int(match[1]), int(match[2])) if match and 1 <= int(match[2]) <= 12 else None
 
     def table(self, of: str) -> str:
         """The name of its part of a table: `steps_2026_11`."""

@@ -75,29 +75,29 @@ def requested(body: object) -> tuple[str, Judgement]:
 def check_idempotency_key(key: str | None) -> str | None:
     """The header's value. Raises BadRequest where it is empty or too long."""
     if key is not None and not 0 < len(key) <= IDEMPOTENCY_CHARS_MAX:
-        wanted = f"`Idempotency-Key` must have 1 to {IDEMPOTENCY_CHARS_MAX} characters"
-        raise BadRequest(wanted, param="Idempotency-Key")
+        rule = f"`Idempotency-Key` must have 1 to {IDEMPOTENCY_CHARS_MAX} characters"
+        raise BadRequest(rule, param="Idempotency-Key")
     return key
 
 
 def _judgement(body: Mapping[str, Any]) -> Judgement:
-    given = [name for name in ("value", *TEXTS) if body.get(name) is not None]
-    if len(given) != 1:
+    fields = [name for name in ("value", *TEXTS) if body.get(name) is not None]
+    if len(fields) != 1:
         names = ", ".join(f"`{name}`" for name in ("value", *TEXTS))
-        raise BadRequest(f"give exactly one of {names}", param=(given or ["value"])[-1])
+        raise BadRequest(f"give exactly one of {names}", param=(fields or ["value"])[-1])
     for name, chars_max in TEXT_CHARS_MAX.items():
         _check_text(name, body.get(name), chars_max)
     if body.get("metadata") is not None and (code := string_pairs(body["metadata"])):
-        wanted = "`metadata` must be up to 16 pairs of strings (64 / 512 characters)"
-        raise BadRequest(wanted, param="metadata", code=code)
+        rule = "`metadata` must be up to 16 pairs of strings (64 / 512 characters)"
+        raise BadRequest(rule, param="metadata", code=code)
     step = body.get("step")
     if step is not None and (not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= STEP_MAX):
         raise BadRequest(
             "`step` must be the number of a step, as the rollout shows it", param="step", code="invalid_type"
         )
     texts = {name: body[name] for name in (*TEXT_CHARS_MAX, "metadata", "step") if body.get(name) is not None}
-    if given != ["value"]:
-        kind: Any = given[0]
+    if fields != ["value"]:
+        kind: Any = fields[0]
         return Judgement(kind=kind, **texts)
     value = body["value"]
     kind = "boolean" if isinstance(value, bool) else "number"

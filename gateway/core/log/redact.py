@@ -92,13 +92,13 @@ class Redactor:
     def learn(self, secrets: Iterable[str]) -> None:
         """Remove these values as well, from now on. What was known stays known, the newest `KNOWN_MAX` of it: a key
         that was replaced may still come back in a late reply."""
-        given = [value for value in secrets if len(value) >= SECRET_CHARS_MIN]
-        self._values = tuple(dict.fromkeys([*given, *self._values]))[:KNOWN_MAX]
+        values = [value for value in secrets if len(value) >= SECRET_CHARS_MIN]
+        self._values = tuple(dict.fromkeys([*values, *self._values]))[:KNOWN_MAX]
         self._names: tuple[dict[Any, tuple[Any, bool]], ...] = ({}, {})  # by `personal`
-        known = sorted(self._values, key=len, reverse=True)
-        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+        by_length = sorted(self._values, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, by_length))) if by_length else None
         # one look decides for nearly every text that there is nothing to do
-        self._suspect = re.compile("|".join([*map(re.escape, known), _ANY_NEEDLE]))
+        self._suspect = re.compile("|".join([*map(re.escape, by_length), _ANY_NEEDLE]))
 
     def scrub(self, value: Any) -> Any:
         """A copy of JSON-able data without secrets, keys of mappings included; nothing nests deeper than 64."""
@@ -134,9 +134,9 @@ class Redactor:
         rounds = [self._part(one, ROUND_TEXT, personal) for one in payload["rounds"]]
         steps = [self._part(one, STEP_TEXT, personal) for one in payload["steps"]]
         rest = {name: value for name, value in payload.items() if name not in ("rounds", "steps")}
-        kept = self._part(rest, ROLLOUT_TEXT, personal)
+        text = self._part(rest, ROLLOUT_TEXT, personal)
         parts = ((payload["rounds"], rounds, ROUND_TEXT), (payload["steps"], steps, STEP_TEXT))
-        changed = any(kept[name] != rest[name] for name in ROLLOUT_TEXT if name in rest) or any(
+        changed = any(text[name] != rest[name] for name in ROLLOUT_TEXT if name in rest) or any(
             new[name] != old[name]
             for before, after, names in parts
             for old, new in zip(before, after, strict=True)
@@ -145,7 +145,7 @@ class Redactor:
         )
         if changed:
             rounds = [one | {name: [] for name in TOKEN_FIELDS} for one in rounds]
-        return kept | {"rounds": rounds, "steps": steps}
+        return text | {"rounds": rounds, "steps": steps}
 
     def _part(self, record: Mapping[str, Any], text_fields: tuple[str, ...], personal: bool) -> dict[str, Any]:
         return {

@@ -182,16 +182,16 @@ class _Loop:
         attributes: Mapping[str, Any],
         error: str | None,
     ) -> TraceSpan:
-        known = {key: value for key, value in attributes.items() if value is not None}
+        attributes_set = {key: value for key, value in attributes.items() if value is not None}
         if error is not None:
-            known["error.type"] = error
-        name = f"{known['gen_ai.operation.name']} {name}"
-        return TraceSpan(name, self.trace_id, own, parent_id, kind, times[0], max(times), known, error)
+            attributes_set["error.type"] = error
+        name = f"{attributes_set['gen_ai.operation.name']} {name}"
+        return TraceSpan(name, self.trace_id, own, parent_id, kind, times[0], max(times), attributes_set, error)
 
 
 def _operation(operation: str, agent: str, openinference: str) -> dict[str, Any]:
-    named = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER}
-    return {**named, "gen_ai.agent.name": agent, "openinference.span.kind": openinference}
+    names = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER}
+    return {**names, "gen_ai.agent.name": agent, "openinference.span.kind": openinference}
 
 
 def _chat(model: str) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def step_messages(
     conversation with images, sound or files that go to a step with a task of its own."""
     blocks = [_block(step) for step in seen]
     if task is not None:
-        said = split_tags(_conversation_text(conversation)) if conversation else LEFT_OUT
-        request = f"{_REQUEST}{said}\n</request>"
+        request_text = split_tags(_conversation_text(conversation)) if conversation else LEFT_OUT
+        request = f"{_REQUEST}{request_text}\n</request>"
         text = "\n".join([request, *blocks])
         content = [{"type": "text", "text": text}, *media] if media else text
         return [{"role": "user", "content": content}, {"role": "user", "content": task}]
@@ -105,7 +105,7 @@ class Shortened:
 def shortened(conversation: Sequence[Mapping[str, Any]], chars: int) -> Shortened | None:
     """The conversation with about so many characters less. The oldest outputs of tools are cut first, then the oldest
     turns are dropped; never what the system says, nor the last turn. None where nothing can be cut."""
-    kept: list[Mapping[str, Any]] = list(conversation)
+    messages: list[Mapping[str, Any]] = list(conversation)
     cut = {"tool_outputs": 0, "messages": 0, "chars": 0}
     end, gone = _last_user(conversation), list[int]()
     for at, message in enumerate(conversation[:end]):
@@ -114,19 +114,19 @@ def shortened(conversation: Sequence[Mapping[str, Any]], chars: int) -> Shortene
         if cut["chars"] < chars and long and isinstance(content, str):
             rest = len(content) - OUTPUT_CHARS_LEFT
             text = f"{content[:OUTPUT_CHARS_LEFT]}\n(cut: {rest} characters of an old output)"
-            kept[at] = {**message, "content": text}
+            messages[at] = {**message, "content": text}
             cut["tool_outputs"] += 1
             cut["chars"] += rest
     for turn in _turns(conversation[:end]):
         if cut["chars"] >= chars:
             break
         gone += turn
-        cut["chars"] += sum(len(content_text(kept[at].get("content"))) for at in turn)
+        cut["chars"] += sum(len(content_text(messages[at].get("content"))) for at in turn)
     if not cut["chars"]:
         return None
     places = set(gone)
-    left = [message for at, message in enumerate(kept) if at not in places]
-    dropped = tuple(kept[at] for at in gone)
+    left = [message for at, message in enumerate(messages) if at not in places]
+    dropped = tuple(messages[at] for at in gone)
     return Shortened(left, cut | {"messages": len(gone)}, dropped, gone[0] if gone else 0)
 
 

@@ -119,14 +119,14 @@ def _from_object(text: str) -> Ruling | None:
         return None
     if not isinstance(value, dict):
         return None
-    said = next((value[name] for name in ("accept", "valid", "passed") if isinstance(value.get(name), bool)), None)
+    verdict = next((value[name] for name in ("accept", "valid", "passed") if isinstance(value.get(name), bool)), None)
     status, same = value.get("exit_status"), value.get("same")
-    if said is None and isinstance(status, int):
-        said = status == 0
+    if verdict is None and isinstance(status, int):
+        verdict = status == 0
     why = one_line(next((value[name] for name in WHY if isinstance(value.get(name), str)), ""))
-    if said is None and isinstance(same, bool):
+    if verdict is None and isinstance(same, bool):
         return Ruling(same, why, pairwise=True)
-    return None if said is None else Ruling(said, why)
+    return None if verdict is None else Ruling(verdict, why)
 
 
 def one_line(text: str) -> str:

@@ -77,12 +77,14 @@ def shown_replies(
 
 def _differs(typed: Sequence[Reply], pairs: Mapping[Pair, Agreement], index: int) -> tuple[int, ...]:
     """The earlier replies from which a reply is known to differ, or that mark a short answer where it has none."""
-    earlier = [(a, found) for (a, b), found in pairs.items() if b == index]
+    earlier = [(a, verdict) for (a, b), verdict in pairs.items() if b == index]
     lacks = typed[index].kind in ("prose", "code", "json")
-    return tuple(a for a, found in earlier if found == "different" or (lacks and typed[a].marked and found != "same"))
+    return tuple(
+        a for a, verdict in earlier if verdict == "different" or (lacks and typed[a].marked and verdict != "same")
+    )
 
 
 def _undecided(pairs: Mapping[Pair, Agreement], agree: Sequence[Sequence[int]]) -> list[int]:
     """The replies that agree with none as far as is known, and of whose agreement with another nothing is known."""
-    doubtful = {index for pair, found in pairs.items() if found == "unknown" for index in pair}
+    doubtful = {index for pair, verdict in pairs.items() if verdict == "unknown" for index in pair}
     return sorted(doubtful - {index for group in agree for index in group})

@@ -95,12 +95,12 @@ class TokenTable:
         return unit
 
     def _word(self, word: str) -> _Word:
-        known = self._words.get(word)
-        if known is None:
+        features = self._words.get(word)
+        if features is None:
             if len(self._words) >= CACHED_WORDS_MAX:
                 self._words.clear()
-            known = self._words[word] = self._features(word)
-        return known
+            features = self._words[word] = self._features(word)
+        return features
 
     def _features(self, word: str) -> _Word:
         padded = f"^{word}$"

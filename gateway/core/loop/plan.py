@@ -92,8 +92,8 @@ class Plan:
             return step.verify is None
         if rest[0].verify is not None:
             return None in rest[0].verify.edges
-        named = {edge for one in self.steps if one.verify for edge in one.verify.edges}
-        return all(one.verify or at in named for at, one in enumerate(rest, first_index + offset + 1))
+        edges = {edge for one in self.steps if one.verify for edge in one.verify.edges}
+        return all(one.verify or at in edges for at, one in enumerate(rest, first_index + offset + 1))
 
 
 def validate(raw: str | bytes | object, allowed: PlanLimits) -> Plan:
@@ -208,8 +208,8 @@ def read_plan(text: str, allowed: PlanLimits) -> tuple[Plan, list[str]]:
     flags: list[str] = []
     try:
         value = loads(text)
-    except PlanRefused as refused:
-        if refused.reason != "not_json":
+    except PlanRefused as refusal:
+        if refusal.reason != "not_json":
             raise
         value = object_within(text)
         flags.append("prose")

@@ -62,8 +62,8 @@ def object_within(text: str) -> object:
             break
         try:
             value, end = decoder.raw_decode(text, at)
-        except PlanRefused as refused:
-            if refused.reason == "duplicate_key":
+        except PlanRefused as refusal:
+            if refusal.reason == "duplicate_key":
                 raise
             value, end = None, at + 1
         except (ValueError, RecursionError):

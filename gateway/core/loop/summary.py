@@ -70,6 +70,6 @@ def _quoted(message: Mapping[str, Any]) -> str:
     lines = [content_text(message.get("content"))] if message.get("content") else []
     for call in calls:
         arguments = str(call.get("arguments", call.get("input", "")))
-        shown = arguments if len(arguments) <= CALL_CHARS_MAX else f"{arguments[:CALL_CHARS_MAX]}…"
-        lines.append(f"(calls {call.get('name')} with {shown})")
+        excerpt = arguments if len(arguments) <= CALL_CHARS_MAX else f"{arguments[:CALL_CHARS_MAX]}…"
+        lines.append(f"(calls {call.get('name')} with {excerpt})")
     return f"{message.get('role', 'user')}: " + "\n".join(lines)

@@ -30,8 +30,8 @@ _ALIASES: Mapping[str, tuple[tuple[str | None, str], ...]] = {  # (object, or No
 
 def read_details(usage: Mapping[str, Any]) -> dict[str, int]:
     """The parts that a `usage` object reports. What is not a whole number counts as missing."""
-    found = ((part, _first(usage, (place, *_ALIASES.get(part, ())))) for part, place in PLACES.items())
-    return {part: count for part, count in found if count is not None}
+    counts = ((part, _first(usage, (place, *_ALIASES.get(part, ())))) for part, place in PLACES.items())
+    return {part: count for part, count in counts if count is not None}
 
 
 def details_json(details: Mapping[str, int]) -> dict[str, dict[str, int]]:

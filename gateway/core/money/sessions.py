@@ -117,9 +117,9 @@ class Session:
     def check_same(self, limits: SessionLimits) -> None:
         """Raises Conflict, which names the header, for a limit that is neither the session's nor that of its first
         use."""
-        asked, now, first = limits.as_json(), self.limits.as_json(), self.first.as_json()
+        request, now, first = limits.as_json(), self.limits.as_json(), self.first.as_json()
         for header, name in LIMIT_HEADERS.items():
-            if asked[name] is not None and asked[name] not in (now[name], first[name]):
+            if request[name] is not None and request[name] not in (now[name], first[name]):
                 limit = "no limit" if now[name] is None else f"a limit of {now[name]}"
                 raise Conflict(
                     f"Session `{self.id}` exists with {limit} on {name}: leave `{header}` out, or send a new id; an "
@@ -162,15 +162,15 @@ def _shown(scope: str, amount: int) -> str:
 
 def session_from_headers(headers: Mapping[str, str]) -> SessionRequest | None:
     """The session that a request names. Raises BadRequest, which names the header."""
-    given = {name: headers[header] for header, name in LIMIT_HEADERS.items() if header in headers}
+    limits = {name: headers[header] for header, name in LIMIT_HEADERS.items() if header in headers}
     session_id = headers.get(SESSION_HEADER)
     if session_id is None:
-        if given:
-            header = next(header for header, name in LIMIT_HEADERS.items() if name in given)
+        if limits:
+            header = next(header for header, name in LIMIT_HEADERS.items() if name in limits)
             raise BadRequest(f"`{header}` needs `{SESSION_HEADER}`: the id of the session", param=header)
         return None
     values: dict[str, Any] = {}
-    for name, text in given.items():
+    for name, text in limits.items():
         values[name] = text if name == "usd" else _integer(text)
     fields = {name: header for header, name in LIMIT_HEADERS.items()}
     return SessionRequest(checked_id(session_id, SESSION_HEADER), read_limits(values, fields))

@@ -173,8 +173,8 @@ class ChatRequest:
             return frozenset()
         unused = {"tools"} if self.params.get("tool_choice") == "none" else set()
         unused |= {"functions"} if self.params.get("function_call") == "none" else set()
-        asked = {name for name, idle in _MODELS_ONLY.items() if name in self.params and self.params[name] not in idle}
-        return frozenset(asked - unused)
+        names = {name for name, idle in _MODELS_ONLY.items() if name in self.params and self.params[name] not in idle}
+        return frozenset(names - unused)
 
 
 # What a program's text cannot have, with the values that ask for nothing.

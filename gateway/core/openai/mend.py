@@ -59,8 +59,8 @@ class Mender:
     def chunk(self, chunk: Mapping[str, Any]) -> dict[str, Any]:
         """One chunk of a stream, mended."""
         choices = [choice for choice in chunk.get("choices") or () if isinstance(choice, Mapping)]
-        wanted = [choice for choice in choices if 0 <= _index(choice) < self._choices_max]
-        return {**chunk, "choices": [self._piece(choice) for choice in wanted]}
+        own_choices = [choice for choice in choices if 0 <= _index(choice) < self._choices_max]
+        return {**chunk, "choices": [self._piece(choice) for choice in own_choices]}
 
     # ------------------------------------------------------------ whole
 
@@ -110,84 +110,84 @@ class Mender:
     # ------------------------------------------------------------ in chunks
 
     def _piece(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        known = self._choices.setdefault(_index(choice), _Choice())
+        progress = self._choices.setdefault(_index(choice), _Choice())
         delta = _with_text(choice.get("delta") or {})
         calls = [call for call in _list(delta.pop("tool_calls", None)) if isinstance(call, Mapping)]
-        known.reasoned = known.reasoned or _has_state(delta, REASONING)
+        progress.reasoned = progress.reasoned or _has_state(delta, REASONING)
         state = _has_state(delta, MESSAGE_FIELDS) or any(_has_state(call, CALL_FIELDS) for call in calls)
-        state = state or (bool(calls) and known.reasoned)
-        marks_now = state and not known.marked
-        known.marked = known.marked or state
-        pieces = [piece for call in calls if (piece := self._call_piece(call, known)) is not None]
+        state = state or (bool(calls) and progress.reasoned)
+        marks_now = state and not progress.marked
+        progress.marked = progress.marked or state
+        pieces = [piece for call in calls if (piece := self._call_piece(call, progress)) is not None]
         if choice.get("finish_reason"):
-            pieces += [{"index": at, "custom": {"input": text}} for at, text in known.inputs.items()]
-            known.inputs.clear()
+            pieces += [{"index": at, "custom": {"input": text}} for at, text in progress.inputs.items()]
+            progress.inputs.clear()
         if pieces:
             delta["tool_calls"] = pieces
-            if not known.marked and any("extra_content" in piece for piece in pieces):
-                known.marked = marks_now = True
+            if not progress.marked and any("extra_content" in piece for piece in pieces):
+                progress.marked = marks_now = True
         if marks_now:
             delta["extra_content"] = mark(delta, self._origin)
         return _with_finish({**choice, "delta": delta})
 
-    def _call_piece(self, call: Mapping[str, Any], known: _Choice) -> dict[str, Any] | None:
-        at = _position(call, known)
+    def _call_piece(self, call: Mapping[str, Any], progress: _Choice) -> dict[str, Any] | None:
+        at = _position(call, progress)
         if at is None:
             return None
         piece: dict[str, Any] = {name: value for name, value in call.items() if name not in ("id", "type", "index")}
         kind = _kind(call)
         if kind in call:
             piece[kind] = _details(call, whole=False)
-        if at in known.customs or (at == len(known.ids) and piece.get(kind, {}).get("name") in self._customs):
+        if at in progress.customs or (at == len(progress.ids) and piece.get(kind, {}).get("name") in self._customs):
             kind = "custom"
-            piece = _custom_piece(piece, at, known)
+            piece = _custom_piece(piece, at, progress)
         state = _has_state(call, CALL_FIELDS)
-        if at < len(known.ids):
-            if state and at not in known.marked_calls:  # once: clients join the texts of all pieces
-                known.marked_calls.add(at)
+        if at < len(progress.ids):
+            if state and at not in progress.marked_calls:  # once: clients join the texts of all pieces
+                progress.marked_calls.add(at)
                 piece["extra_content"] = mark(call, self._origin)
             return {"index": at, **piece}
-        our_id, replaced = self._id(call, known.marked)
-        known.ids.append(our_id)
-        known.vendor_ids.append(call.get("id") or None)
+        our_id, replaced = self._id(call, progress.marked)
+        progress.ids.append(our_id)
+        progress.vendor_ids.append(call.get("id") or None)
         if replaced or state:
-            known.marked_calls.add(at)
+            progress.marked_calls.add(at)
             piece["extra_content"] = mark(call, self._origin, replaced)
         piece.setdefault(kind, {})
         return {"index": at, "id": our_id, "type": kind, **piece}
 
 
-def _position(call: Mapping[str, Any], known: _Choice) -> int | None:
+def _position(call: Mapping[str, Any], state: _Choice) -> int | None:
     """Baton's index of the call that a piece belongs to; that of a new call equals the number of calls. None: the
     piece belongs to none, or to one too many."""
-    vendor_id, index, count = call.get("id") or None, call.get("index"), len(known.ids)
+    vendor_id, index, count = call.get("id") or None, call.get("index"), len(state.ids)
     index = index if isinstance(index, int) else None
-    if index in known.index_of:
-        at = known.index_of[index]
-        if vendor_id is None or known.vendor_ids[at] in (None, vendor_id):
+    if index in state.index_of:
+        at = state.index_of[index]
+        if vendor_id is None or state.vendor_ids[at] in (None, vendor_id):
             return at
     elif index is None:
-        if vendor_id is not None and vendor_id in known.vendor_ids:
-            return known.vendor_ids.index(vendor_id)
+        if vendor_id is not None and vendor_id in state.vendor_ids:
+            return state.vendor_ids.index(vendor_id)
         if vendor_id is None and count and not _begins(call):
             return count - 1
     if count >= CALLS_MAX:
         return None
     if index is not None:
-        known.index_of[index] = count
+        state.index_of[index] = count
     return count
 
 
-def _custom_piece(piece: dict[str, Any], at: int, known: _Choice) -> dict[str, Any]:
+def _custom_piece(piece: dict[str, Any], at: int, state: _Choice) -> dict[str, Any]:
     """A piece of a call whose function stands for a custom tool. The input comes in one piece, once it is complete:
     inside JSON a character may be cut anywhere."""
     function = piece.pop("function", None) or {}
-    known.customs.add(at)
-    known.inputs[at] = known.inputs.get(at, "") + (function.get("arguments") or "")
-    text = custom_input(known.inputs[at])
+    state.customs.add(at)
+    state.inputs[at] = state.inputs.get(at, "") + (function.get("arguments") or "")
+    text = custom_input(state.inputs[at])
     custom = {"name": function["name"]} if function.get("name") else {}
     if text is not None:
-        del known.inputs[at]
+        del state.inputs[at]
         custom["input"] = text
     return {**piece, "custom": custom} if custom else piece
 
@@ -208,10 +208,10 @@ def _details(call: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
     raw = call.get(kind)
     fields = raw if isinstance(raw, Mapping) else {}
     details = {name: fields[name] for name in ("name", _INPUTS[kind]) if name in fields}
-    given = details.get(_INPUTS[kind])
-    if given is not None and not isinstance(given, str):
-        details[_INPUTS[kind]] = json.dumps(given, ensure_ascii=False)
-    elif given is None:
+    count = details.get(_INPUTS[kind])
+    if count is not None and not isinstance(count, str):
+        details[_INPUTS[kind]] = json.dumps(count, ensure_ascii=False)
+    elif count is None:
         details = {name: value for name, value in details.items() if value is not None}
     return {"name": "", _INPUTS[kind]: "{}" if kind == "function" else "", **details} if whole else details
 

@@ -159,13 +159,13 @@ def _is_cached(item: Mapping[str, Any]) -> bool:
 def _uncached(item: Mapping[str, Any]) -> dict[str, Any]:
     """The item without its own and its parts' `cache_control`. A single text becomes a string again, which every
     worker takes."""
-    kept = {name: value for name, value in item.items() if name != "cache_control"}
-    content = kept.get("content")
+    fields = {name: value for name, value in item.items() if name != "cache_control"}
+    content = fields.get("content")
     if not isinstance(content, list):
-        return kept
+        return fields
     parts = [_uncached(part) for part in content]
     is_text = len(parts) == 1 and parts[0].keys() == {"type", "text"}
-    return kept | {"content": parts[0]["text"] if is_text else parts}
+    return fields | {"content": parts[0]["text"] if is_text else parts}
 
 
 def with_results_as_text(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

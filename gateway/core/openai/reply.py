@@ -287,8 +287,8 @@ def _merge_state(fields: dict[str, Any], delta: Mapping[str, Any]) -> None:
 def _merge_fields(fields: dict[str, Any], pieces: Mapping[str, Any]) -> None:
     for name, piece in pieces.items():
         if isinstance(piece, Mapping):
-            known = fields.get(name)
-            fields[name] = known if isinstance(known, dict) else {}
+            value = fields.get(name)
+            fields[name] = value if isinstance(value, dict) else {}
             _merge_fields(fields[name], piece)
         elif isinstance(piece, list) and isinstance(fields.get(name), list):
             fields[name] = fields[name] + piece

@@ -164,8 +164,8 @@ def _lacks_state(message: Message) -> bool:
 
 
 def _restored(message: Message, states: States) -> dict[str, Any]:
-    known = [states[call["id"]] for call in message["tool_calls"] if call["id"] in states]
-    fields = known[0]["message"] if known else {}
+    signatures = [states[call["id"]] for call in message["tool_calls"] if call["id"] in states]
+    fields = signatures[0]["message"] if signatures else {}
     return {**message, **fields} | _calls(message, lambda call: {**call, **states.get(call["id"], {}).get("call", {})})
 
 
@@ -211,16 +211,16 @@ def returned_state(raw: Message, names: Sequence[str], where: str) -> tuple[dict
     State without a marker could be any vendor's. Of the fields with one, only the known parts are taken.
     Raises BadRequest(refused_field) for a name inside that could redirect a call.
     """
-    sent = {name: raw[name] for name in names if raw.get(name) is not None}
-    refuse_inside(sent, where)
+    fields = {name: raw[name] for name in names if raw.get(name) is not None}
+    refuse_inside(fields, where)
     marker = _marker(raw)
     vendor_id = marker.get("id")
     if not _ORIGIN.fullmatch(str(marker.get("origin"))):
-        return {}, list(sent)
+        return {}, list(fields)
     marked: dict[str, Any] = {"origin": marker["origin"]}
     if isinstance(vendor_id, str) and 0 < len(vendor_id) <= VENDOR_ID_CHARS_MAX:
         marked["id"] = vendor_id
-    state: dict[str, Any] = {name: _READERS[name](value) for name, value in sent.items()}
+    state: dict[str, Any] = {name: _READERS[name](value) for name, value in fields.items()}
     state["extra_content"] = {**(state.get("extra_content") or {}), OURS: marked}
     return {name: value for name, value in state.items() if value}, []
 

@@ -25,10 +25,10 @@ SOURCE = "grader"  # of the outcomes that come of it
 def asked(metadata: Mapping[str, str]) -> tuple[str, str] | None:
     """(`name@version`, reference) of a request's metadata, None where it names no grader. A name without a version
     means today's. Raises BadRequest for a grader that is not there, or one without a reference."""
-    named = metadata.get("grader")
-    if named is None:
+    grader = metadata.get("grader")
+    if grader is None:
         return None
-    name, _, version = named.partition("@")
+    name, _, version = grader.partition("@")
     if name not in GRADERS:
         raise _refused(f"no grader `{name[:64]}`; use one of {', '.join(GRADERS)}")
     if version not in ("", GRADERS[name]):

@@ -63,11 +63,11 @@ class Job:
 
     def as_json(self) -> dict[str, Any]:
         """As the admin API shows it."""
-        shown: dict[str, Any] = {"id": self.id, "object": "baton.job"}
+        body: dict[str, Any] = {"id": self.id, "object": "baton.job"}
         for name in self.__slots__[1:]:
             value = getattr(self, name)
-            shown[name] = value.isoformat() if isinstance(value, datetime) else value
-        return shown
+            body[name] = value.isoformat() if isinstance(value, datetime) else value
+        return body
 
 
 def read_policy(value: object) -> str:

@@ -107,18 +107,18 @@ class Standing:
 
 def parse(text: str) -> tuple[str, int]:
     """`conductor@7` → its name and number. Raises BadRequest."""
-    found = NAME.fullmatch(text)
-    if found is None:
+    match = NAME.fullmatch(text)
+    if match is None:
         raise BadRequest(f"`{text[:64]}` is no policy version; write NAME@NUMBER, such as conductor@7", param="version")
-    return found[1], int(found[2])
+    return match[1], int(match[2])
 
 
 def standing(versions: Iterable[Version]) -> Standing:
     """Who serves, from all versions of one name."""
-    known = {version.number: version for version in versions}
-    by_state = {version.state: version for version in known.values() if version.state in SERVED}
+    by_number = {version.number: version for version in versions}
+    by_state = {version.state: version for version in by_number.values() if version.state in SERVED}
     live = by_state.get("live")
-    previous = known.get(live.previous) if live and live.previous is not None else None
+    previous = by_number.get(live.previous) if live and live.previous is not None else None
     return Standing(live, previous, by_state.get("canary"), by_state.get("shadow"))
 
 
@@ -182,17 +182,17 @@ def check_gate(gate: Mapping[str, Any] | None, forced: bool, why: str) -> None:
     if forced or (gate is not None and gate.get("passed") is True):
         return
     refusals = gate.get("refusals", []) if gate is not None else []
-    named = ", ".join(str(one.get("name", one)) if isinstance(one, dict) else str(one) for one in refusals)
-    said = f"the gate refused it ({named or 'no reason given'})" if gate is not None else "it has no gate report"
-    raise Conflict(f"{said}; mend it, or force it and say why", code="gate_refused")
+    names = ", ".join(str(one.get("name", one)) if isinstance(one, dict) else str(one) for one in refusals)
+    message = f"the gate refused it ({names or 'no reason given'})" if gate is not None else "it has no gate report"
+    raise Conflict(f"{message}; mend it, or force it and say why", code="gate_refused")
 
 
 def check_report(gate: Mapping[str, Any] | None, manifest: Mapping[str, Any], forced: bool) -> None:
     """Raises Conflict(gate_refused) where the report says that it judged other weights."""
-    judged = (gate or {}).get("candidate_sha256")
-    if judged is not None and not forced and judged not in manifest["sha256"].values():
-        said = f"the gate report is of other weights ({str(judged)[:12]}…); gate this directory"
-        raise Conflict(f"{said}, or force it and say why", code="gate_refused")
+    digest = (gate or {}).get("candidate_sha256")
+    if digest is not None and not forced and digest not in manifest["sha256"].values():
+        message = f"the gate report is of other weights ({str(digest)[:12]}…); gate this directory"
+        raise Conflict(f"{message}, or force it and say why", code="gate_refused")
 
 
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -202,11 +202,11 @@ def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def number_for(manifest: Mapping[str, Any], versions: Sequence[Version]) -> int:
     """The manifest's own number where it is free, else one more than any."""
-    taken = {version.number for version in versions}
+    numbers = {version.number for version in versions}
     number = str(manifest.get("version", ""))
-    if re.fullmatch("[0-9]{1,8}", number) and int(number) not in taken:
+    if re.fullmatch("[0-9]{1,8}", number) and int(number) not in numbers:
         return int(number)
-    return max(taken, default=0) + 1
+    return max(numbers, default=0) + 1
 
 
 def parent_of(manifest: Mapping[str, Any]) -> str | None:

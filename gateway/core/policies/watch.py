@@ -125,8 +125,8 @@ def _dearer(version: Figures, other: Figures, margins: Margins) -> Verdict | Non
     spread = math.sqrt(_cost_variance(version) + _cost_variance(other) * (1 + margins.cost_share) ** 2)
     if theirs <= 0 or mine - theirs * (1 + margins.cost_share) <= margins.z * spread:
         return None
-    said = f"a request costs ${mine / 1e9:.6f} against ${theirs / 1e9:.6f}, over {1 + margins.cost_share:g} times"
-    return Verdict("cost", said)
+    message = f"a request costs ${mine / 1e9:.6f} against ${theirs / 1e9:.6f}, over {1 + margins.cost_share:g} times"
+    return Verdict("cost", message)
 
 
 def _cost_variance(figures: Figures) -> float:

@@ -23,7 +23,7 @@ class Identity(NamedTuple):
 
 def identity_in(reply: Mapping[str, Any], asked: str | None) -> dict[str, str]:
     """What a completion or chunk names, without the model where it is the one that was asked for."""
-    named = {name: reply[name] for name in NAMES if isinstance(reply.get(name), str) and reply[name]}
-    if named.get("model") == asked:
-        named.pop("model", None)
-    return {name: _NOT_PRINTABLE.sub("?", text)[:CHARS_MAX] for name, text in named.items()}
+    names = {name: reply[name] for name in NAMES if isinstance(reply.get(name), str) and reply[name]}
+    if names.get("model") == asked:
+        names.pop("model", None)
+    return {name: _NOT_PRINTABLE.sub("?", text)[:CHARS_MAX] for name, text in names.items()}

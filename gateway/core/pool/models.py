@@ -140,9 +140,9 @@ def adapt(spec: WorkerSpec, params: Mapping[str, Any]) -> tuple[dict[str, Any], 
     thinks = (model.thinks if effort is None else effort != "none") or (
         isinstance(thinking, Mapping) and thinking.get("type") in ("enabled", "adaptive")
     )
-    refused = {*model.refuses, *(model.refuses_thinking if thinks else ())}
+    refusals = {*model.refuses, *(model.refuses_thinking if thinks else ())}
     for name in PREFERENCES:
-        if name in adapted and (name in spec.cannot or (name in refused and not _is_default(name, adapted[name]))):
+        if name in adapted and (name in spec.cannot or (name in refusals and not _is_default(name, adapted[name]))):
             del adapted[name]
             changes.append(name)
     return adapted, changes

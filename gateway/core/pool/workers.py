@@ -158,8 +158,8 @@ class WorkerSpec(FrozenModel):
         """The Responses API has no property for some that chat has; a worker behind it cannot take them."""
         if not isinstance(data, dict) or data.get("api") != "responses":
             return data
-        named = data.get("cannot") or ()
-        return data | {"cannot": (*named, *(name for name in RESPONSES_LACK if name not in named))}
+        fields = data.get("cannot") or ()
+        return data | {"cannot": (*fields, *(name for name in RESPONSES_LACK if name not in fields))}
 
     @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> WorkerSpec:
@@ -232,12 +232,12 @@ class PoolFile(FrozenModel):
     @model_validator(mode="after")
     def _names_agree(self) -> PoolFile:
         for field in ("name", "handle"):
-            seen: set[str] = set()
+            unique: set[str] = set()
             for worker in self.workers:
                 value = str(getattr(worker, field))
-                if value in seen:
+                if value in unique:
                     raise ValueError(f"two workers share the {field} `{value}`; make it unique")
-                seen.add(value)
+                unique.add(value)
         worker_names = {worker.name for worker in self.workers}
         for pool, names in self.pools.items():
             if not names:

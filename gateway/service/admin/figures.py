@@ -130,5 +130,5 @@ async def budget_scopes(owners: BudgetOwners, now: datetime) -> Sequence[Scope]:
 def _limited(life: str, owner: KeyRow | OrgRow, now: datetime) -> list[Scope]:
     """The windows of an owner that have a limit."""
     limits = (owner.budget_nano, owner.budget_month_nano, owner.budget_day_nano)
-    named = zip(windows(life, now), limits, strict=True)
-    return [Scope(name, limit) for name, limit in named if limit is not None]
+    pairs = zip(windows(life, now), limits, strict=True)
+    return [Scope(name, limit) for name, limit in pairs if limit is not None]

@@ -137,20 +137,20 @@ class KeyAdmin:
             values["train"] = fields["train"]
         return values
 
-    def _known_pools(self, given: Any) -> list[str]:
-        names = _names("pools", given)
+    def _known_pools(self, value: Any) -> list[str]:
+        names = _names("pools", value)
         for name in names:
             if name not in self._pools:
                 raise _bad("pools", f"no pool `{name[:64]}`; known are {', '.join(sorted(self._pools))}")
         return names
 
-    def _known_workers(self, given: Any, pools: Sequence[str]) -> list[str]:
-        names = _names("workers", given)
-        known = {worker for pool in pools or self._pools for worker in self._pools.get(pool, ())}
+    def _known_workers(self, value: Any, pools: Sequence[str]) -> list[str]:
+        names = _names("workers", value)
+        workers = {worker for pool in pools or self._pools for worker in self._pools.get(pool, ())}
         for name in names:
-            if name not in known:
+            if name not in workers:
                 where = f"in {', '.join(pools)}" if pools else "in any pool"
-                raise _bad("workers", f"no worker `{name[:64]}` {where}; known are {', '.join(sorted(known))}")
+                raise _bad("workers", f"no worker `{name[:64]}` {where}; known are {', '.join(sorted(workers))}")
         return names
 
 
@@ -192,17 +192,17 @@ def _require(row: KeyRow | None, public_id: str) -> KeyRow:
     return row
 
 
-def _one_of(field: str, value: Any, known: Sequence[T]) -> T:
-    for candidate in known:
+def _one_of(field: str, value: Any, allowed_values: Sequence[T]) -> T:
+    for candidate in allowed_values:
         if value == candidate:
             return candidate
-    raise _bad(field, f"`{str(value)[:64]}` is not one of {', '.join(known)}")
+    raise _bad(field, f"`{str(value)[:64]}` is not one of {', '.join(allowed_values)}")
 
 
-def _names(field: str, given: Any) -> list[str]:
-    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+def _names(field: str, value: Any) -> list[str]:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise _bad(field, "give a list of names")
-    return list(dict.fromkeys(given))
+    return list(dict.fromkeys(value))
 
 
 def _caps(caps: Any) -> dict[str, Any]:

@@ -25,10 +25,10 @@ COUNTS = {"rpm": LIMIT_MAX, "tpm": LIMIT_MAX, "concurrency": LIMIT_MAX, "retenti
 FIELDS = (*MONEY, *COUNTS)
 
 
-def columns(given: Mapping[str, Any]) -> dict[str, int | None]:
+def columns(limits: Mapping[str, Any]) -> dict[str, int | None]:
     """Columns from the given fields of FIELDS; None: no limit. Raises BadRequest, which names the field."""
-    values: dict[str, int | None] = {MONEY[name]: nano(name, given[name]) for name in MONEY if name in given}
-    return values | {name: count_of(name, given[name], most) for name, most in COUNTS.items() if name in given}
+    values: dict[str, int | None] = {MONEY[name]: nano(name, limits[name]) for name in MONEY if name in limits}
+    return values | {name: count_of(name, limits[name], most) for name, most in COUNTS.items() if name in limits}
 
 
 def shown(row: KeyRow | OrgRow) -> dict[str, Any]:

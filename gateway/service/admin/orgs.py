@@ -57,8 +57,8 @@ class OrgAdmin:
 def describe_org(row: OrgRow) -> dict[str, Any]:
     """An organisation as JSON for people and scripts."""
     times = {"created_at": row.created_at, "closed_at": row.closed_at}
-    shown = {name: None if at is None else at.isoformat() for name, at in times.items()}
-    return {"name": row.name, **limits.shown(row), **shown}
+    body = {name: None if at is None else at.isoformat() for name, at in times.items()}
+    return {"name": row.name, **limits.shown(row), **body}
 
 
 def _require(row: OrgRow | None, name: str) -> OrgRow:

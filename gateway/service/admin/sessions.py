@@ -55,13 +55,13 @@ class Sessions:
 
     # ---------------------------------------------------------------- requests
 
-    async def enter(self, key_id: str, asked: SessionRequest) -> Session:
+    async def enter(self, key_id: str, request: SessionRequest) -> Session:
         """The session of a request, which is made where it is new. Raises Forbidden for one that is frozen or killed,
         BudgetExceeded for one that has ended, Conflict for limits that are not its own, Unavailable."""
         now = self._clock.now()
-        session, new = await self._store.enter(key_id, asked.id, asked.limits, now)
+        session, new = await self._store.enter(key_id, request.id, request.limits, now)
         if not new:
-            session.check_same(asked.limits)
+            session.check_same(request.limits)
         session.check_open(now)
         return session
 
@@ -83,10 +83,10 @@ class Sessions:
     async def left(self, session: Session) -> dict[str, str]:
         """What is left of its limits, as headers of a reply; nothing where the balances are away."""
         try:
-            shown = await self._with_balances([session])
+            sessions = await self._with_balances([session])
         except MoneyUnavailable:
             return {}
-        left = {name: shown[0][name]["left"] for name in LIMITS}
+        left = {name: sessions[0][name]["left"] for name in LIMITS}
         return {f"x-baton-session-left-{name}": str(value) for name, value in left.items() if value is not None}
 
     async def run(self, sleep: Sleep = asyncio.sleep) -> None:
@@ -119,10 +119,10 @@ class Sessions:
         check_names(fields, {"id", *LIMITS})
         if "id" not in fields:
             raise limits.bad("id", "give the id of the session")
-        session_id, asked = checked_id(fields["id"], "id"), read_limits(fields)
-        session, new = await self._store.enter(key_id, session_id, asked, self._clock.now())
+        session_id, session_limits = checked_id(fields["id"], "id"), read_limits(fields)
+        session, new = await self._store.enter(key_id, session_id, session_limits, self._clock.now())
         if not new:
-            session.check_same(asked)
+            session.check_same(session_limits)
         return (await self._with_balances([session]))[0], new
 
     async def show(self, key_id: str, session_id: str) -> dict[str, Any]:
@@ -147,8 +147,8 @@ class Sessions:
         if any(name in fields for name in LIMITS):
             changes["limits"] = with_changes(session.limits, fields)
         what = {"open": "session.opened", "frozen": "session.frozen", "killed": "session.killed"}
-        done = what.get(str(fields.get("state")), "session.changed")
-        changed = _require(await self._store.change(key_id, session_id, changes, act, done), session_id)
+        action = what.get(str(fields.get("state")), "session.changed")
+        changed = _require(await self._store.change(key_id, session_id, changes, act, action), session_id)
         if changed.state == "killed":
             self._stop((key_id, session_id))
         return (await self._with_balances([changed]))[0]

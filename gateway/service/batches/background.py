@@ -216,10 +216,10 @@ class BackgroundRunner:
     async def _insist(self, response_id: str, error: BatonError | None) -> None:
         """End a request, and try again while the store is away, until another runner may take it."""
         status: Status = "done" if error is None else "failed"
-        shown = None if error is None else error.body()["error"]
+        failure = None if error is None else error.body()["error"]
         for left in reversed(range(max(1, int(self._lease_s / STORE_PAUSE_S)))):
             try:
-                await self._store.end(response_id, self._id, status, shown)
+                await self._store.end(response_id, self._id, status, failure)
                 return
             except BatonError:
                 if not left:

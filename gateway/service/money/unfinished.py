@@ -23,13 +23,13 @@ class UnfinishedHolds:
             return
         meter, saved = request.state["meter"], request.state["hold"]
         hold = Hold(request.rollout_id, saved["granted"], tuple(Scope(name, limit) for name, limit in saved["scopes"]))
-        drawn = int(meter["drawn"])
-        charged = min(hold.granted_nano, int(meter["spent"]) + drawn)
+        draw_nano = int(meter["drawn"])
+        charged = min(hold.granted_nano, int(meter["spent"]) + draw_nano)
         if meter["calls"] or charged:  # else no call has left, and the ledger knows no hold
             payload = {
                 "hold_id": hold.id,
                 "rollout_id": hold.id,
-                "state": "uncertain" if drawn else "posted" if charged else "voided",
+                "state": "uncertain" if draw_nano else "posted" if charged else "voided",
                 "charged_nano": charged,
                 "scopes": [[scope.name, None] for scope in hold.scopes],
             }

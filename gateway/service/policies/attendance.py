@@ -78,8 +78,8 @@ class Attendance:
         until_s = self._clock.monotonic_s() + self._wait_s
         while self._wait_s and (lacking := await self._lacking(version)):
             if self._clock.monotonic_s() >= until_s:
-                named = "; ".join(f"{one.host}: {one.held.get(version, UNREAD)}" for one in lacking)
-                problem = f"{version} is not held by {len(lacking)} gateway(s) after {self._wait_s:g} s ({named})"
+                hosts = "; ".join(f"{one.host}: {one.held.get(version, UNREAD)}" for one in lacking)
+                problem = f"{version} is not held by {len(lacking)} gateway(s) after {self._wait_s:g} s ({hosts})"
                 raise Conflict(f"{problem}; stop them, or mend it and try again", code="gateways_lack")
             await asyncio.sleep(LOOK_S)
 

@@ -161,8 +161,8 @@ def _identities(step: StepRecord) -> set[Identity]:
     """Who the replies of a step said that they are of."""
     replies = [attempt.named or {} for attempt in step.attempts if attempt.error is None and attempt.worker is None]
     return {
-        Identity(step.worker, step.worker_version, named.get("model", ""), named.get("system_fingerprint", ""))
-        for named in replies
+        Identity(step.worker, step.worker_version, names.get("model", ""), names.get("system_fingerprint", ""))
+        for names in replies
     }
 
 

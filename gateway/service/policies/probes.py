@@ -114,12 +114,12 @@ class Probes:
         test = min((one for one in tests if not one.passed), key=lambda one: one.probes, default=None)
         if test is None:
             return await self._release(lent)
-        known = await self._store.questions(lent.worker, lent.version, test.task_type, lent.at, QUESTIONS_MAX)
-        if not known:
+        questions = await self._store.questions(lent.worker, lent.version, test.task_type, lent.at, QUESTIONS_MAX)
+        if not questions:
             log.info("worker %s: no question with a known answer to probe it with", lent.worker)
             await self._store.rest(lent.id, self._limits.rest_s)
             return False
-        return await self._ask(lent, spec, test, self._draw.choice(known))
+        return await self._ask(lent, spec, test, self._draw.choice(questions))
 
     async def _ask(self, lent: Quarantine, spec: WorkerSpec, test: ReleaseTest, question: KnownQuestion) -> bool:
         try:
@@ -200,16 +200,16 @@ class Probes:
         scopes = [Scope(life, None), Scope(month, None), Scope(day, self._limits.day_nano)]
         await self._budgets.hold(hold_id, nano, nano, scopes, spec.timeout_s + LEASE_SLACK_S)
         money = {"hold_id": hold_id, "rollout_id": hold_id}
-        named = [[scope.name, scope.limit_nano] for scope in scopes]
+        amounts = [[scope.name, scope.limit_nano] for scope in scopes]
         step = {"step_id": "probe", "attempt": 1, "worker": spec.name, "bound_nano": nano}
         await self._journal.append(
-            self._event("hold", {**money, "amount_nano": nano, "scopes": named}),
+            self._event("hold", {**money, "amount_nano": nano, "scopes": amounts}),
             self._event("dispatch", {**money, **step}),
         )
 
     async def _settle(self, hold_id: str, nano: int, scopes: tuple[str, str, str]) -> None:
-        named = [[name, None] for name in scopes]
-        state = {"state": "posted" if nano else "voided", "charged_nano": nano, "scopes": named}
+        amounts = [[name, None] for name in scopes]
+        state = {"state": "posted" if nano else "voided", "charged_nano": nano, "scopes": amounts}
         await self._journal.append(self._event("settle", {"hold_id": hold_id, "rollout_id": hold_id, **state}))
         await (self._budgets.post(hold_id, nano) if nano else self._budgets.void(hold_id))
 
@@ -219,19 +219,19 @@ class Probes:
 
 def _taken(spec: WorkerSpec, params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters as far as the worker's model takes them, with the bound of its reply."""
-    taken, _ = adapt(spec, dict(params))
-    bounds = [taken.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
-    wanted = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
+    params_taken, _ = adapt(spec, dict(params))
+    bounds = [params_taken.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
+    bound = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
     newer = model_of(spec).completion_tokens and "max_completion_tokens" not in spec.cannot
     name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
-    return {**taken, name: min(wanted, spec.output_tokens_max)}
+    return {**params_taken, name: min(bound, spec.output_tokens_max)}
 
 
 def _outcome(question: KnownQuestion, message: Mapping[str, Any]) -> dict[Signal, float]:
     """Whether the reply says what is known to be right; nothing where that cannot be known from the two texts."""
-    wanted = wanted_kind(question.params, question.tags)
-    found = compare(read_text(question.answer, wanted), read_message(message, wanted))
-    return {} if found == "unknown" else {"outcome": float(found == "different")}
+    kind = wanted_kind(question.params, question.tags)
+    agreement = compare(read_text(question.answer, kind), read_message(message, kind))
+    return {} if agreement == "unknown" else {"outcome": float(agreement == "different")}
 
 
 def _result(test: ReleaseTest, signals: Signals) -> str:

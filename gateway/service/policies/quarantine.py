@@ -125,12 +125,12 @@ class Quarantines:
 
     async def meet(self) -> None:
         """Store the identities that were seen since the last call. Raises Unavailable; then they are taken again."""
-        seen = self._watch.seen()
-        for one in await self.store.meet(seen, self._clock.now()):
+        identities = self._watch.seen()
+        for one in await self.store.meet(identities, self._clock.now()):
             what = one.model or "the model that it is asked for"
             log.warning("worker %s now names %s, fingerprint %s", one.worker, what, one.fingerprint or "none")
             self._metrics.identity_changed(one.worker)
-        self._watch.met(seen)
+        self._watch.met(identities)
 
     # ------------------------------------------------------------ operators
 

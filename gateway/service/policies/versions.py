@@ -103,8 +103,8 @@ class PolicyVersions:
     def report(self) -> dict[str, str]:
         """Each serving version, with an empty text where this gateway can serve it, else the reason why it cannot."""
         able = {*self._usable, *(self._placed if self._limits.exclusive else ())}
-        held = (version.id for version in self._now.held)
-        return {name: "" if name in able else self._refused.get(name, LOADING) for name in held}
+        ids = (version.id for version in self._now.held)
+        return {name: "" if name in able else self._refused.get(name, LOADING) for name in ids}
 
     async def ready(self) -> bool:
         """Whether every serving version is either held or refused. True also if no engine answers: then a router
@@ -196,7 +196,7 @@ class PolicyVersions:
     async def _check_engine(self) -> None:
         """Compare what the engine holds with what it should hold. Load and unload accordingly."""
         self._checked_s = self._clock.monotonic_s()
-        wanted = {version.id: version for version in self._wanted()}
+        versions = {version.id: version for version in self._wanted()}
         try:
             loaded = await self._engine.loaded()
             self._engine_up = True
@@ -205,15 +205,15 @@ class PolicyVersions:
                 log.warning("%s", error.message)
             self._engine_up = False
             return
-        self._refused = {name: reason for name, reason in self._refused.items() if name in wanted}
-        self._usable = {name: choice for name, choice in self._usable.items() if name in wanted and name in loaded}
-        for name, version in wanted.items():
+        self._refused = {name: reason for name, reason in self._refused.items() if name in versions}
+        self._usable = {name: choice for name, choice in self._usable.items() if name in versions and name in loaded}
+        for name, version in versions.items():
             if name not in self._usable and self._may_load(name) and name not in self._loading:
                 self._loading[name] = asyncio.create_task(self._load(version), name=f"load {name}")
         if self._limits.exclusive:
-            self._fetch(wanted)
+            self._fetch(versions)
         else:
-            await self._unload(loaded, wanted)
+            await self._unload(loaded, versions)
 
     def _may_load(self, name: str) -> bool:
         again_s = self._again_s.get(name, float("inf"))
@@ -245,7 +245,7 @@ class PolicyVersions:
             await self._engine.load(version.id, await self._registry.place(version))
             self._refused.pop(version.id, None)
             self._placed.add(version.id)
-            if version.id in {wanted.id for wanted in self._wanted()}:
+            if version.id in {one.id for one in self._wanted()}:
                 self._usable = {**self._usable, version.id: replace(choice, by_name=not self._limits.exclusive)}
         except VersionRefused as refusal:
             await self._refuse(version, refusal)
@@ -279,10 +279,10 @@ class PolicyVersions:
             await self._registry.rollback(version.id, by=WHO, why=why, cause="refused")
             self._metrics.policy_rolled_back("refused")
 
-    async def _unload(self, loaded: set[str], wanted: Mapping[str, Version]) -> None:
+    async def _unload(self, loaded: set[str], versions: Mapping[str, Version]) -> None:
         """Unload the versions that have been unwanted for `unload_s`, so that no request can still be using them."""
         now_s = self._clock.monotonic_s()
-        idle = {name for name in loaded if name.startswith(f"{self.name}@")} - wanted.keys() - self._loading.keys()
+        idle = {name for name in loaded if name.startswith(f"{self.name}@")} - versions.keys() - self._loading.keys()
         self._unwanted_s = {name: self._unwanted_s.get(name, now_s) for name in idle}
         for name in sorted(idle):
             if now_s - self._unwanted_s[name] >= self._limits.unload_s:

@@ -182,11 +182,11 @@ class Server:
 
     async def _read_offer(self, client: Client) -> Offer:
         """What the server offers of the tools that the pool file lists."""
-        listed = await _listed(client)
-        for tool in listed:
+        tools = await _listed(client)
+        for tool in tools:
             if tool.name in self._wanted:
                 self._digests.setdefault(tool.name, tool.digest)
-        return offer_of(self._wanted, listed, self._digests)
+        return offer_of(self._wanted, tools, self._digests)
 
     def _why(self, error: BaseException | None) -> str:
         """Why there is no connection, in one line."""

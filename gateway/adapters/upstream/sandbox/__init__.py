@@ -167,10 +167,8 @@ def code_in(reply: str, entry: str | None = None) -> str:
     """The program a reply gives: of its fenced blocks the last that defines `entry` (any function or class where None),
     else the last; without a fence its tagged or JSON answer, else the whole reply."""
     blocks = [text for tag, text in _FENCED.findall(reply) if tag.lower() in _PYTHON]
-    wanted = re.escape(entry) if entry else r"\w+"
-    defining = [
-        text for text in blocks if re.search(rf"^\s*(?:async\s+)?(?:def|class)\s+{wanted}\b", text, re.MULTILINE)
-    ]
+    name = re.escape(entry) if entry else r"\w+"
+    defining = [text for text in blocks if re.search(rf"^\s*(?:async\s+)?(?:def|class)\s+{name}\b", text, re.MULTILINE)]
     if blocks:
         return str((defining or blocks)[-1])
     return extract_answer(reply) if '"answer"' in reply or "</answer>" in reply else reply
@@ -213,11 +211,11 @@ async def run_python(call: WorkerCall) -> str:
     limits = CodeLimits(wall_s=wall_s, cpu_s=max(1, int(wall_s * CPU_SHARE)))
     messages = call.body.get("messages") or ()
     task = task_of(messages)
-    given = named_files(request_texts(messages) if task is None else [task])
+    files = named_files(request_texts(messages) if task is None else [task])
     replies = [reply for _, _, reply in call.saw]
     data = {
-        "program": _program(call, task, tests_among(given) if task is None else (), replies),
-        "files": _files(call, given, replies),
+        "program": _program(call, task, tests_among(files) if task is None else (), replies),
+        "files": _files(call, files, replies),
         "chars_max": [STDOUT_CHARS_MAX, FILES_CHARS_MAX],
     }
     try:
@@ -254,11 +252,11 @@ def _is_python(text: str) -> bool:
     return not _PROSE.fullmatch(text.strip())
 
 
-def _files(call: WorkerCall, given: Mapping[str, str], replies: Sequence[str]) -> dict[str, str]:
-    """The files that the program finds, by name; `given` are those of the task or the request."""
+def _files(call: WorkerCall, own_files: Mapping[str, str], replies: Sequence[str]) -> dict[str, str]:
+    """The files that the program finds, by name; `own_files` are those of the task or the request."""
     own = call.worker.params.get("files")
     files = {str(name): str(text) for name, text in own.items()} if isinstance(own, Mapping) else {}
-    files |= given
+    files |= own_files
     files |= {f"reply_{number}.txt": reply for number, reply in enumerate(replies)}
     if replies:
         files["candidate.py"] = code_in(replies[-1])

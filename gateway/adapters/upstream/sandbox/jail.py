@@ -77,9 +77,9 @@ DENIED = {  # name: number on x86_64, on aarch64; None where it does not exist
 CLONE, CLONE3 = (56, 220), (435, 435)
 
 
-def limit(wanted: dict[int, int]) -> None:
+def limit(limits: dict[int, int]) -> None:
     """Resource limits, soft and hard alike, as far as this system knows them and lets them fall."""
-    for name, value in wanted.items():
+    for name, value in limits.items():
         hard = resource.getrlimit(name)[1]
         lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
         with contextlib.suppress(ValueError, OSError):
@@ -110,8 +110,8 @@ def separate(libc: Any, directory: str, disk_bytes: int) -> list[str]:
         return ["namespaces"]
     libc.mount(None, b"/", None, ctypes.c_ulong(MOUNT_PRIVATE), None)
     options = f"size={disk_bytes},nr_inodes=256,mode=700".encode()
-    done = libc.mount(b"tmpfs", directory.encode(), b"tmpfs", ctypes.c_ulong(MOUNT_FLAGS), options)
-    return ["namespaces", "tmpfs"] if done == 0 else ["namespaces"]
+    status = libc.mount(b"tmpfs", directory.encode(), b"tmpfs", ctypes.c_ulong(MOUNT_FLAGS), options)
+    return ["namespaces", "tmpfs"] if status == 0 else ["namespaces"]
 
 
 def fence(libc: Any, readable: list[str], writable: str) -> list[str]:
@@ -128,9 +128,9 @@ def fence(libc: Any, readable: list[str], writable: str) -> list[str]:
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
             libc.syscall(445, ruleset, 1, struct.pack("=Qi", allowed, opened), 0)
             os.close(opened)
-    done = libc.syscall(446, ruleset, 0)
+    status = libc.syscall(446, ruleset, 0)
     os.close(ruleset)
-    return ["landlock"] if done == 0 else []
+    return ["landlock"] if status == 0 else []
 
 
 def program(machine: str) -> bytes:
@@ -226,13 +226,13 @@ def run_program(data: Json) -> Json:
     return {"exit_status": status, "stdout": out.text, "files": _written(data["files"], files_max), "error": error}
 
 
-def _written(given: Json, chars_max: int) -> Json:
+def _written(value: Json, chars_max: int) -> Json:
     """The text files that are new or changed, by name, cut where they are over `chars_max` together."""
     files: Json = {}
     for name in sorted(os.listdir(".")):
         with contextlib.suppress(OSError, UnicodeDecodeError), open(name, encoding="utf-8") as file:
             text = file.read(chars_max + 1)
-            if given.get(name) != text:
+            if value.get(name) != text:
                 files[name] = text[:chars_max]
                 chars_max -= len(files[name])
     return files
@@ -241,8 +241,8 @@ def _written(given: Json, chars_max: int) -> Json:
 def run_search(data: Json) -> Json:
     """{"found": bool} for a pattern in a text."""
     compiled = re.compile(data["pattern"], data["flags"])
-    found = compiled.fullmatch(data["text"]) if data["whole"] else compiled.search(data["text"])
-    return {"found": found is not None}
+    match = compiled.fullmatch(data["text"]) if data["whole"] else compiled.search(data["text"])
+    return {"found": match is not None}
 
 
 def run_schema(data: Json) -> Json:

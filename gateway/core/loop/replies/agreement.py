@@ -85,8 +85,8 @@ def _values(a: Any, b: Any) -> Agreement:
 
 
 def _all(parts: Any) -> Agreement:
-    found = set(parts)
-    return "different" if "different" in found else ("unknown" if "unknown" in found else "same")
+    verdicts = set(parts)
+    return "different" if "different" in verdicts else ("unknown" if "unknown" in verdicts else "same")
 
 
 _ALIKE: Mapping[str, Callable[[Reply, Reply], Agreement]] = {
@@ -103,23 +103,23 @@ _ALIKE: Mapping[str, Callable[[Reply, Reply], Agreement]] = {
 def agreement_of(a: Reply, b: Reply, pair: Pair, verdicts: Verdicts = NO_VERDICTS) -> Agreement:
     """The agreement of two replies; `pair` are their indices in `verdicts`. A verdict counts where the replies alone
     leave it unknown."""
-    found = compare(a, b)
-    return verdicts.get((min(pair), max(pair)), "unknown") if found == "unknown" else found
+    verdict = compare(a, b)
+    return verdicts.get((min(pair), max(pair)), "unknown") if verdict == "unknown" else verdict
 
 
 def groups(replies: Sequence[Reply], verdicts: Verdicts = NO_VERDICTS) -> list[list[int]]:
     """Group the indices of the replies that say the same. The largest group comes first; of equal groups, the one with
     the earliest reply. Each empty reply is a group of its own."""
-    found: list[list[int]] = []
+    clusters: list[list[int]] = []
     for index, reply in enumerate(replies):
-        pairs = ((group, (group[0], index)) for group in found)
+        pairs = ((group, (group[0], index)) for group in clusters)
         same = (of for of, pair in pairs if agreement_of(replies[of[0]], reply, pair, verdicts) == "same")
         group = next(same, None)
         if group is None:
-            found.append([index])
+            clusters.append([index])
         else:
             group.append(index)
-    return sorted(found, key=lambda group: (-len(group), group[0]))
+    return sorted(clusters, key=lambda group: (-len(group), group[0]))
 
 
 def majority(texts: Sequence[str], verdicts: Verdicts = NO_VERDICTS) -> int:
@@ -129,7 +129,7 @@ def majority(texts: Sequence[str], verdicts: Verdicts = NO_VERDICTS) -> int:
     if not texts:
         raise ValueError("no replies to vote on")
     replies = [read_text(text) for text in texts]
-    found = groups(replies, verdicts)
-    answered = (group[0] for group in found if replies[group[0]].kind != "empty")
-    spoken = (group[0] for group in found if texts[group[0]].strip())
+    clusters = groups(replies, verdicts)
+    answered = (group[0] for group in clusters if replies[group[0]].kind != "empty")
+    spoken = (group[0] for group in clusters if texts[group[0]].strip())
     return next(answered, next(spoken, 0))

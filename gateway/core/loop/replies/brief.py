@@ -27,8 +27,8 @@ def brief(reply: Reply, tokens_max: int) -> str:
     if _tokens(text) <= tokens_max:
         return text
     room = max(0, (tokens_max - NOTE_TOKENS) * BYTES_PER_TOKEN)
-    shown = _cut(reply, text, room)
-    return f"{shown} ({reply.kind}, {_tokens(text)} tokens, cut)".strip()
+    excerpt = _cut(reply, text, room)
+    return f"{excerpt} ({reply.kind}, {_tokens(text)} tokens, cut)".strip()
 
 
 def _tokens(text: str) -> int:
@@ -60,13 +60,13 @@ def _size(text: str) -> int:
 
 def _fitting(lines: Sequence[str], room: int, between: str) -> str:
     """As many lines from the first on as fit in `room` bytes."""
-    taken: list[str] = []
+    sentences: list[str] = []
     for line in lines:
         room -= _size(line) + len(between)
         if room < 0:
             break
-        taken.append(line)
-    return between.join(taken)
+        sentences.append(line)
+    return between.join(sentences)
 
 
 def _outline(text: str, room: int) -> str:

@@ -73,10 +73,10 @@ def credits(steps: Sequence[FinishedStep], value: float, verdicts: Verdicts = NO
         if step.index in used:
             credit_of[step.index] = value
         elif step.reply.kind != "empty" and last.reply.kind != "empty":
-            found = agreement_of(step.reply, last.reply, (step.index, last.index), verdicts)
-            if found == "same":
+            verdict = agreement_of(step.reply, last.reply, (step.index, last.index), verdicts)
+            if verdict == "same":
                 credit_of[step.index] = value
-            elif found == "different" and step.alone and value > RIGHT_MIN:
+            elif verdict == "different" and step.alone and value > RIGHT_MIN:
                 credit_of[step.index] = 0.0
     return credit_of
 
@@ -106,24 +106,24 @@ class JudgedLoop:
     def verdicts(self) -> Verdicts:
         """What steps of a judge said of pairs of replies."""
         tools = (step for step in self.steps if step.kind == "tool")
-        return dict(said for step in tools if (said := pair_verdict(step.reply.text, step.see)) is not None)
+        return dict(verdict for step in tools if (verdict := pair_verdict(step.reply.text, step.see)) is not None)
 
 
 def credited_tree(loops: Mapping[str, JudgedLoop], root: str) -> dict[str, dict[int, Evidence]]:
     """`credited` for each loop of a request, by rollout id. A loop that gets no credit from above has its own
     judgements alone."""
-    found: dict[str, dict[int, Evidence]] = {}
+    evidence: dict[str, dict[int, Evidence]] = {}
     waiting: list[tuple[str, list[Evidence]]] = [*((each, []) for each in sorted(loops, reverse=True)), (root, [])]
     while waiting:
         here, inherited = waiting.pop()
-        if here in found or here not in loops:
+        if here in evidence or here not in loops:
             continue
         loop = loops[here]
-        found[here] = credited(loop.steps, [*loop.judged, *inherited], loop.verdicts)
+        evidence[here] = credited(loop.steps, [*loop.judged, *inherited], loop.verdicts)
         for step in loop.steps:
-            if step.child and (passed := found[here].get(step.index)):
+            if step.child and (passed := evidence[here].get(step.index)):
                 waiting.append((step.child, [passed._replace(step=None, distance=passed.distance + 1)]))
-    return found
+    return evidence
 
 
 def _up_to(steps: Sequence[FinishedStep], index: int | None) -> Sequence[FinishedStep]:

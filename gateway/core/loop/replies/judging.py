@@ -46,15 +46,15 @@ def judgement(answer: str, replies: int) -> dict[str, Any]:
     words: Mapping[str, Any] = SAME if replies > 1 else VALUES
     word, reason = read_verdict(answer, words)
     reason = " ".join(reason.split())[:REASON_CHARS_MAX]
-    said = {"same": words[word]} if replies > 1 else {"accept": words[word] == 1.0, "value": words[word]}
-    return {**said, "verdict": word, "reason": reason, "by": BY}
+    value = {"same": words[word]} if replies > 1 else {"accept": words[word] == 1.0, "value": words[word]}
+    return {**value, "verdict": word, "reason": reason, "by": BY}
 
 
-def trial_judgement(found: Agreement) -> str:
+def trial_judgement(verdict: Agreement) -> str:
     """What the judge answers of two programs that were run on shared arguments."""
-    reason = "they return the same" if found == "same" else "they return other values"
-    said = {"same": found == "same", "verdict": found, "reason": f"{reason} for the same arguments", "by": BY}
-    return json.dumps(said)
+    reason = "they return the same" if verdict == "same" else "they return other values"
+    value = {"same": verdict == "same", "verdict": verdict, "reason": f"{reason} for the same arguments", "by": BY}
+    return json.dumps(value)
 
 
 def read_verdict(answer: str, words: Collection[str]) -> tuple[str, str]:
@@ -90,8 +90,8 @@ def read_judgement(reply: str) -> Mapping[str, Any] | None:
 
 def pair_verdict(reply: str, see: Sequence[int]) -> tuple[Pair, Agreement] | None:
     """The agreement of two steps that a judge's reply states; `see` are the steps that it saw."""
-    said = read_judgement(reply) if len(see) > 1 else None
-    if said is None or not isinstance(said.get("same"), bool):
+    judgement = read_judgement(reply) if len(see) > 1 else None
+    if judgement is None or not isinstance(judgement.get("same"), bool):
         return None
     first, second = sorted(see[-2:])
-    return (first, second), "same" if said["same"] else "different"
+    return (first, second), "same" if judgement["same"] else "different"

@@ -105,8 +105,8 @@ def words_in(text: str) -> int:
 
 def _calls(calls: Any) -> tuple[tuple[str, str], ...]:
     functions = [call.get("function") or call.get("custom") or {} for call in calls if isinstance(call, Mapping)]
-    found = [(str(f.get("name")), str(f.get("arguments", f.get("input", "")))) for f in functions]
-    return tuple((name, canonical(value) if (value := _loads(text)) is not _MISSING else text) for name, text in found)
+    pairs = [(str(f.get("name")), str(f.get("arguments", f.get("input", "")))) for f in functions]
+    return tuple((name, canonical(value) if (value := _loads(text)) is not _MISSING else text) for name, text in pairs)
 
 
 def as_json(text: str) -> Reply | None:

@@ -66,13 +66,13 @@ def shared_calls(programs: Sequence[str]) -> list[Call]:
 def _functions(program: str) -> dict[str, list[str]]:
     """The functions that a program defines, with the annotations of their parameters; without those that take more."""
     tree = python_tree(program)
-    found = {}
+    functions = {}
     for node in tree.body if tree is not None else ():
         if isinstance(node, ast.FunctionDef) and not (node.args.vararg or node.args.kwarg or node.args.kwonlyargs):
-            given = [*node.args.posonlyargs, *node.args.args]
-            needed = given[: len(given) - len(node.args.defaults)]
-            found[node.name] = [ast.unparse(one.annotation).lower() if one.annotation else "" for one in needed]
-    return found
+            parameters = [*node.args.posonlyargs, *node.args.args]
+            needed = parameters[: len(parameters) - len(node.args.defaults)]
+            functions[node.name] = [ast.unparse(one.annotation).lower() if one.annotation else "" for one in needed]
+    return functions
 
 
 def _values(kind: str) -> list[Any]:
@@ -88,10 +88,10 @@ def returns_of(stdout: str) -> list[Any]:
     """What each call returned, as a list of one text, None where it raised; empty where the program got no result."""
     line = next((line for line in reversed(stdout.split("\n")) if line.startswith(MARK)), "")
     try:
-        found = json.loads(line.removeprefix(MARK))
+        value = json.loads(line.removeprefix(MARK))
     except (ValueError, RecursionError):
         return []
-    return found if isinstance(found, list) else []
+    return value if isinstance(value, list) else []
 
 
 def by_returns(a: Sequence[Any], b: Sequence[Any]) -> Agreement:

@@ -211,8 +211,8 @@ def _quantity(text: str) -> Quantity | None:
     if match is None or size is None or (len(match[3]) == 1 and not text[match.end(1)].isspace() and match[3] in "xyz"):
         return None
     unit = " ".join(match[3].split())
-    known = _UNITS.get(unit) or _UNITS.get(unit.lower().removesuffix("s"))
-    dimension, scale = known or (unit.lower().removesuffix("s"), Fraction(1))
+    unit_of = _UNITS.get(unit) or _UNITS.get(unit.lower().removesuffix("s"))
+    dimension, scale = unit_of or (unit.lower().removesuffix("s"), Fraction(1))
     return Quantity(dimension, size * scale, size)
 
 

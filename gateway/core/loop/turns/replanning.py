@@ -62,9 +62,9 @@ class TurnFacts:
     @classmethod
     def read(cls, data: Any) -> TurnFacts:
         """The facts in JSON data; of none, or of another form, those of a turn of which nothing is known."""
-        known = {name: data[name] for name in cls.__slots__ if name in data} if isinstance(data, Mapping) else {}
-        whole = all(isinstance(value, str | None) == (name in ("planned", "fault")) for name, value in known.items())
-        return cls(**known) if whole else cls()
+        fields = {name: data[name] for name in cls.__slots__ if name in data} if isinstance(data, Mapping) else {}
+        whole = all(isinstance(value, str | None) == (name in ("planned", "fault")) for name, value in fields.items())
+        return cls(**fields) if whole else cls()
 
 
 NO_FACTS = TurnFacts()

@@ -42,27 +42,27 @@ def parse_batch(
     """Read the body of `POST /v1/batches`. `headers`: those of Baton's that came with it. Raises BadRequest."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_type")
-    given = {name: value for name, value in check_names(body, FIELDS).items() if value is not None}
+    fields = {name: value for name, value in check_names(body, FIELDS).items() if value is not None}
     for name in REQUIRED:
-        if name not in given:
+        if name not in fields:
             raise missing_parameter(name)
-    for name, value in given.items():
+    for name, value in fields.items():
         check, description = FIELDS[name]
         if code := check(value):
             raise bad_value(name, description, code)
-    if given["endpoint"] not in endpoints:
+    if fields["endpoint"] not in endpoints:
         raise bad_value("endpoint", f"one of {', '.join(sorted(endpoints))}", "invalid_value")
-    if int(given["completion_window"][:-1]) > WINDOW_H_MAX:
+    if int(fields["completion_window"][:-1]) > WINDOW_H_MAX:
         raise bad_value("completion_window", FIELDS["completion_window"][1], "invalid_value")
     return BatchOrder(
-        endpoint=given["endpoint"],
-        input_file_id=given["input_file_id"],
-        completion_window=given["completion_window"],
-        metadata=given.get("metadata", {}),
+        endpoint=fields["endpoint"],
+        input_file_id=fields["input_file_id"],
+        completion_window=fields["completion_window"],
+        metadata=fields.get("metadata", {}),
         options={name: value for name, value in headers.items() if name != MAX_COST},
         budget_nano=_budget(headers.get(MAX_COST), budget_nano_max),
-        output_keep_s=keep_s(given["output_expires_after"], "output_expires_after")
-        if "output_expires_after" in given
+        output_keep_s=keep_s(fields["output_expires_after"], "output_expires_after")
+        if "output_expires_after" in fields
         else None,
     )
 
@@ -81,8 +81,8 @@ def keep_s(expiry: Mapping[str, Any], where: str) -> int:
     check_names(expiry, ("anchor", "seconds"))
     if expiry.get("anchor") != "created_at":
         raise bad_value(f"{where}.anchor", "created_at", "invalid_value")
-    given = expiry.get("seconds")
-    seconds = parse_digits(given) if isinstance(given, str) else given
+    value = expiry.get("seconds")
+    seconds = parse_digits(value) if isinstance(value, str) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int) or not KEEP_S_MIN <= seconds <= KEEP_S_MAX:
         raise bad_value(f"{where}.seconds", f"a whole number from {KEEP_S_MIN} to {KEEP_S_MAX}", "invalid_value")
     return seconds

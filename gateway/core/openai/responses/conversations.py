@@ -76,10 +76,10 @@ def check_includes(names: Sequence[str]) -> None:
 
 def stored_items(items: Sequence[Item], batch_hex: str) -> list[Message]:
     """Items that a client adds, as they are stored, with new ids that contain `batch_hex`."""
-    given = [item for item in items if item["type"] in _PREFIXES]
+    inputs = [item for item in items if item["type"] in _PREFIXES]
     return [
         {**_body(item), "id": item_id(_PREFIXES[item["type"]], batch_hex, INPUT_IDS + at)}
-        for at, item in enumerate(given)
+        for at, item in enumerate(inputs)
     ]
 
 
@@ -90,8 +90,8 @@ def _body(item: Item) -> Message:
         own = "output_text" if role == "assistant" else "input_text"
         parts = [{"type": own, "text": content}] if isinstance(content, str) else list(content)
         phase = {"phase": item["phase"]} if "phase" in item else {}
-        shown = [_part(part) for part in parts]
-        return {"type": kind, "role": role, "status": item.get("status", "completed"), "content": shown, **phase}
+        parts_shown = [_part(part) for part in parts]
+        return {"type": kind, "role": role, "status": item.get("status", "completed"), "content": parts_shown, **phase}
     if kind == "reasoning":
         return {"summary": [], **item}
     if kind == "custom_tool_call":
@@ -118,22 +118,22 @@ def shown_item(item: Mapping[str, Any], include: Collection[str]) -> Message:
 def history_of(items: Sequence[Item]) -> list[Message]:
     """The conversation as chat messages. The result of a call that was deleted is left out: no worker takes it."""
     calls: set[tuple[str, str]] = set()
-    kept: list[Item] = []
+    history: list[Item] = []
     for item in items:
         kind = item["type"]
         if kind in _RESULTS.values():
             calls.add((kind, item["call_id"]))
         if kind not in _RESULTS or (_RESULTS[kind], item["call_id"]) in calls:
-            kept.append(item)
-    return to_messages(kept)[0]
+            history.append(item)
+    return to_messages(history)[0]
 
 
 def to_log_turn(request: ResponsesRequest, conversation_id: str, turn: str, first: int) -> dict[str, Any]:
     """What the log keeps of a turn, beside its messages. `first`: the index of its own first message, the instructions
     not counted."""
-    kept = {name: request.body[name] for name in ("tools", "include") if name in request.body}
+    fields = {name: request.body[name] for name in ("tools", "include") if name in request.body}
     instructed = request.instructions is not None
-    return {"id": conversation_id, "turn": turn, "first": first, "instructed": instructed, **kept}
+    return {"id": conversation_id, "turn": turn, "first": first, "instructed": instructed, **fields}
 
 
 def turn_of(rollout: Mapping[str, Any]) -> ConversationTurn | None:

@@ -73,7 +73,7 @@ class Events:
         item["summary"].append({"type": "summary_text", "text": text})
         place = {"item_id": item["id"], "output_index": self._open, "summary_index": len(item["summary"]) - 1}
         kind = "response.reasoning_summary"
-        empty, full = ({"type": "summary_text", "text": said} for said in ("", text))
+        empty, full = ({"type": "summary_text", "text": value} for value in ("", text))
         return [
             *events,
             self._event(f"{kind}_part.added", **place, part=empty),
@@ -178,9 +178,9 @@ class Events:
         if new and (self._open_item("message") is None or self._part()["type"] != "output_text"):
             yield from self._piece("content", "", [])
         for citation in new:
-            listed = self._part()["annotations"]
-            listed.append(citation)
-            place = {**self._place(), "annotation_index": len(listed) - 1}
+            citations_sent = self._part()["annotations"]
+            citations_sent.append(citation)
+            place = {**self._place(), "annotation_index": len(citations_sent) - 1}
             yield self._event("response.output_text.annotation.added", **place, annotation=citation)
 
     def _call(self, piece: Mapping[str, Any]) -> Iterator[Event]:

@@ -361,7 +361,7 @@ def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = (), annotations
 def citations(annotations: Any) -> list[Message]:
     """The url citations of a chat message, in the form of a text part. Those that are not in OpenAI's form are left
     out."""
-    found = [one.get("url_citation") for one in annotations or () if isinstance(one, Mapping)]
+    entries = [one.get("url_citation") for one in annotations or () if isinstance(one, Mapping)]
     return [
         {
             "type": "url_citation",
@@ -369,7 +369,7 @@ def citations(annotations: Any) -> list[Message]:
             "title": one.get("title") if isinstance(one.get("title"), str) else "",
             **{name: one[name] if isinstance(one.get(name), int) else 0 for name in ("start_index", "end_index")},
         }
-        for one in found
+        for one in entries
         if isinstance(one, Mapping) and isinstance(one.get("url"), str)
     ]
 

@@ -32,8 +32,10 @@ def to_request(chat: Mapping[str, Any], *, with_state: bool) -> dict[str, Any]:
     for name, change in _CHANGED.items():
         if chat.get(name) is not None:
             for into, value in change(chat[name]).items():
-                known = body.get(into)
-                body[into] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+                own_value = body.get(into)
+                body[into] = (
+                    {**own_value, **value} if isinstance(own_value, dict) and isinstance(value, dict) else value
+                )
     if "max_tokens" in chat:
         body.setdefault("max_output_tokens", chat["max_tokens"])
     include = [*(chat.get("include") or ()), *([INCLUDE_STATE] if with_state else ())]
@@ -187,8 +189,8 @@ class Chunks:
         kind = event.get("type")
         if kind == "response.created":
             response = _object(event.get("response"))
-            named = {"id": response.get("id"), "created": response.get("created_at"), "model": response.get("model")}
-            self._head |= {name: value for name, value in named.items() if value is not None}
+            fields = {"id": response.get("id"), "created": response.get("created_at"), "model": response.get("model")}
+            self._head |= {name: value for name, value in fields.items() if value is not None}
         deltas: list[dict[str, Any]] = []
         if kind in ("response.completed", "response.incomplete", "response.failed", "response.cancelled"):
             return self._last(_object(event.get("response")), str(kind))
@@ -302,9 +304,9 @@ def _usage(raw: Any) -> dict[str, Any] | None:
     names = {"prompt": "input", "completion": "output"}
     counts = {f"{name}_tokens": usage.get(f"{other}_tokens") for name, other in names.items()}
     details = {
-        f"{name}_tokens_details": dict(given)
+        f"{name}_tokens_details": dict(token_counts)
         for name, other in names.items()
-        if (given := _object(usage.get(f"{other}_tokens_details")))
+        if (token_counts := _object(usage.get(f"{other}_tokens_details")))
     }
     return {**counts, "total_tokens": usage.get("total_tokens"), **details}
 

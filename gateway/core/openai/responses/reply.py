@@ -114,9 +114,9 @@ def response_in_progress(head: Head) -> dict[str, Any]:
     }
 
 
-def _conversation(given: Any) -> dict[str, Any]:
+def _conversation(value: Any) -> dict[str, Any]:
     """The conversation that the response belongs to, in OpenAI's form; nothing where there is none."""
-    name = given.get("id") if isinstance(given, Mapping) else given
+    name = value.get("id") if isinstance(value, Mapping) else value
     return {"conversation": {"id": name}} if name else {}
 
 
@@ -172,8 +172,8 @@ def hosted_items(head: Head, message: Mapping[str, Any], first: int = 0) -> list
     """The items of hosted tools that a worker's server ran, in a message or in a delta of one, with ids of this
     response. `first`: how many came before."""
     details = message.get("reasoning_details")
-    found = [hosted_item(one) for one in (details if isinstance(details, list) else ()) if isinstance(one, Mapping)]
-    items = [item for item in found if item is not None]
+    outputs = [hosted_item(one) for one in (details if isinstance(details, list) else ()) if isinstance(one, Mapping)]
+    items = [item for item in outputs if item is not None]
     return [{**item, "id": item_id("ht", head.hex, first + at)} for at, item in enumerate(items)]
 
 

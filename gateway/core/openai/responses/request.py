@@ -188,8 +188,8 @@ class ResponsesRequest:
     @property
     def conversation(self) -> str | None:
         """The id of the conversation that this request is a turn of, or None."""
-        given = self.body.get("conversation")
-        name: str | None = given["id"] if isinstance(given, Mapping) else given
+        reference = self.body.get("conversation")
+        name: str | None = reference["id"] if isinstance(reference, Mapping) else reference
         return name
 
     @property

@@ -133,8 +133,8 @@ def tool_names(tools: Sequence[Mapping[str, Any]]) -> dict[str, ToolName]:
 
 def chat_tools(tools: Sequence[Mapping[str, Any]], names: frozenset[str] | None = None) -> list[dict[str, Any]]:
     """Convert tools to a chat request's form. `names`: in the chat request, of those to convert; None: all."""
-    named = [(chat_name(tool["name"], space), tool) for space, tool in _each(tools)]
-    return [_chat_tool(name, tool) for name, tool in named if names is None or name in names]
+    tools_named = [(chat_name(tool["name"], space), tool) for space, tool in _each(tools)]
+    return [_chat_tool(name, tool) for name, tool in tools_named if names is None or name in names]
 
 
 def _chat_tool(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,8 +46,8 @@ def check_task(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
 def most_units(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, int]:
     """The most units that a request may cost, by the names of `core/money/units.py`."""
     if endpoint == "moderations":
-        given = body["input"]
-        return {"texts": len(given) if isinstance(given, list) else 1}
+        inputs = body["input"]
+        return {"texts": len(inputs) if isinstance(inputs, list) else 1}
     if endpoint == "rerank":
         return {"searches": -(-len(body["documents"]) // UNITS["searches"].documents)}
     if endpoint == "images":
@@ -97,8 +97,8 @@ def logged_task(reply: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a reply that the log keeps: everything but bytes of images and of sound."""
     if "content_type" in reply:
         content = reply["content"]
-        kept = {"text": content} if isinstance(content, str) else {"bytes": len(content)}
-        return {"content_type": reply["content_type"], **kept}
+        content_logged = {"text": content} if isinstance(content, str) else {"bytes": len(content)}
+        return {"content_type": reply["content_type"], **content_logged}
     if not isinstance(reply.get("data"), list):
         return dict(reply)
     images = [{name: value for name, value in item.items() if name != "b64_json"} for item in reply["data"]]
