@@ -115,8 +115,8 @@ def at_quality(settings: RewardSettings, quality: int | None) -> RewardSettings:
 
 def taught_dial(config: Mapping[str, Any]) -> tuple[float, ...] | None:
     """The dial in a manifest's training settings, as the conductor knows it; None: it knows none of its own."""
-    found = (config.get("settings") or {}).get("dial")
-    return tuple(map(float, found)) if found else None
+    dial = (config.get("settings") or {}).get("dial")
+    return tuple(map(float, dial)) if dial else None
 
 
 def penalty(cost_nano: int, latency_s: float, settings: RewardSettings) -> float:

@@ -53,16 +53,16 @@ def plain(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
     """The given values of a spec as JSON, with absolute paths or URLs: its reader runs in another directory. Raises
     ConfigError."""
     kinds = {name: (field.annotation, *get_args(field.annotation)) for name, field in kind.model_fields.items()}
-    named = {name: value for name, value in values.items() if Path in kinds.get(name, ())}
-    paths = {name: Path(value).resolve() for name, value in named.items() if as_url(value) is None}
-    urls = {name: as_url(value) for name, value in named.items() if as_url(value)}
+    path_values = {name: value for name, value in values.items() if Path in kinds.get(name, ())}
+    paths = {name: Path(value).resolve() for name, value in path_values.items() if as_url(value) is None}
+    urls = {name: as_url(value) for name, value in path_values.items() if as_url(value)}
     return _subset(checked(kind, {**values, **paths}).model_dump(mode="json"), values) | urls
 
 
 def _subset(all_values: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     inner = {name: value for name, value in values.items() if isinstance(value, dict)}
-    named = {name: all_values[name] for name in values if name in all_values}
-    return named | {name: _subset(named[name], value) for name, value in inner.items()}
+    values_set = {name: all_values[name] for name in values if name in all_values}
+    return values_set | {name: _subset(values_set[name], value) for name, value in inner.items()}
 
 
 def first_of(error: ValidationError) -> str:

@@ -20,6 +20,6 @@ def file_errors() -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        named = SYSTEM_ERROR.search(str(error))
-        number = int(named[1]) if named else errno.EIO
-        raise OSError(number, os.strerror(number) if named else str(error)) from None
+        match = SYSTEM_ERROR.search(str(error))
+        number = int(match[1]) if match else errno.EIO
+        raise OSError(number, os.strerror(number) if match else str(error)) from None

@@ -135,6 +135,6 @@ def run(options: argparse.Namespace) -> int:
     )
     for warning in report.warnings:
         sys.stderr.write(f"warning: {warning}\n")
-    told = json.dumps(asdict(report) | {"out": str(options.out)}) if options.json else summary(report, options.out)
-    sys.stdout.write(f"{told}\n")
+    output = json.dumps(asdict(report) | {"out": str(options.out)}) if options.json else summary(report, options.out)
+    sys.stdout.write(f"{output}\n")
     return 0

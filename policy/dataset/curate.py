@@ -79,13 +79,13 @@ def _nothing_matches(connection: Connection, selection: Selection) -> str:
     total, first, last = extent(connection)
     if not total or not first or not last:
         return "the log is empty: send requests through the gateway first"
-    held = f"the log holds {total} from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC"
-    return f"no planning call matches {selection}; {held}: widen the filters"
+    contents = f"the log holds {total} from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC"
+    return f"no planning call matches {selection}; {contents}: widen the filters"
 
 
 def load(database_url: str, selection: Selection, rules: Rules, rows_max: int = ROWS_MAX) -> Dataset:
     """The selection as the direct input of a job. Raises as `curated`."""
-    with curated(database_url, selection, rules, rows_max) as found:
-        rows = list(found.rows())
+    with curated(database_url, selection, rules, rows_max) as curation:
+        rows = list(curation.rows())
     train = [row for row in rows if row.split == "train"]
-    return Dataset(train, [row for row in rows if row.split == "validation"], found.report)
+    return Dataset(train, [row for row in rows if row.split == "validation"], curation.report)

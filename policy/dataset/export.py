@@ -47,13 +47,13 @@ def export(
     """Write `out` (`split`: only that side) and say what is in it. Raises ConfigError on a path that can't be written,
     Unavailable on a full disk, and as `curate.curated`; then `out` is as it was."""
     _check(form, selection, rules)
-    with replacing(out) as file, curated(database_url, selection, rules) as found:
-        rows = (row for row in found.rows() if split in (None, row.split))
-        total = found.report.kept if split is None else getattr(found.report, split)
+    with replacing(out) as file, curated(database_url, selection, rules) as curation:
+        rows = (row for row in curation.rows() if split in (None, row.split))
+        total = curation.report.kept if split is None else getattr(curation.report, split)
         if not total:
             raise ConfigError(f"the {split} side is empty: set --validation-share or --split-at")
-        _write(file, form, _counted(rows, total, progress), found, reward or RewardSettings())
-    return found.report
+        _write(file, form, _counted(rows, total, progress), curation, reward or RewardSettings())
+    return curation.report
 
 
 def _check(form: Format, selection: Selection, rules: Rules) -> None:
@@ -63,11 +63,11 @@ def _check(form: Format, selection: Selection, rules: Rules) -> None:
         raise ConfigError(f"--format {form} needs tokens and outcomes in every row: use --format parquet without them")
 
 
-def _write(file: IO[bytes], form: Format, rows: Iterable[Row], found: Curated, reward: RewardSettings) -> None:
+def _write(file: IO[bytes], form: Format, rows: Iterable[Row], curation: Curated, reward: RewardSettings) -> None:
     if form == "parquet":
-        parquet.write(file, parquet.row_schema(), map(parquet.row_record, rows), _about(form, found))
+        parquet.write(file, parquet.row_schema(), map(parquet.row_record, rows), _about(form, curation))
         return
-    paid = ((row, reward_of(row, row.root_id not in found.unparsed, reward)) for row in rows)
+    paid = ((row, reward_of(row, row.root_id not in curation.unparsed, reward)) for row in rows)
     if form in LINES:
         lines = _lines(form, paid)
         for one in lines:
@@ -78,7 +78,7 @@ def _write(file: IO[bytes], form: Format, rows: Iterable[Row], found: Curated, r
     shape, schema = (
         (shapes.verl, parquet.verl_schema()) if form == "verl" else (shapes.conversation, parquet.hf_schema())
     )
-    parquet.write(file, schema, (shape(index, *one) for index, one in enumerate(paid)), _about(form, found))
+    parquet.write(file, schema, (shape(index, *one) for index, one in enumerate(paid)), _about(form, curation))
 
 
 def _lines(form: Format, paid: Iterable[tuple[Row, float]]) -> Iterator[dict[str, Any]]:
@@ -91,8 +91,8 @@ def _lines(form: Format, paid: Iterable[tuple[Row, float]]) -> Iterator[dict[str
     return (shape(index, *one) for index, one in enumerate(paid))
 
 
-def _about(form: Format, found: Curated) -> dict[str, str]:
-    return {"shape": form, "selection": str(found.selection), "report": json.dumps(asdict(found.report))}
+def _about(form: Format, curation: Curated) -> dict[str, str]:
+    return {"shape": form, "selection": str(curation.selection), "report": json.dumps(asdict(curation.report))}
 
 
 def _counted(rows: Iterable[Row], total: int, progress: IO[str] | None) -> Iterator[Row]:

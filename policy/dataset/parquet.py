@@ -157,14 +157,14 @@ def read(path: Path) -> Iterator[Row]:
 
 def _row(record: Mapping[str, Any]) -> Row:
     """The inverse of `row_record`."""
-    found = dict(record)
+    fields = dict(record)
     for name in JSON_COLUMNS:
-        if name in found:
-            found[name] = None if found[name] is None else json.loads(found[name])
-    found["created_at"] = found["created_at"].astimezone(UTC)
-    found["workers_used"] = tuple((one["worker"], one["version"]) for one in found["workers_used"])
-    found["steps"] = tuple(StepRow(**{**step, "see": tuple(step["see"])}) for step in found["steps"])
-    found |= {name: tuple(found[name]) for name in ("outcome_sources", "grader_versions")}
-    if found.get("verdicts") is not None:
-        found["verdicts"] = tuple(StepVerdict(**one) for one in found["verdicts"])
-    return Row(**found)
+        if name in fields:
+            fields[name] = None if fields[name] is None else json.loads(fields[name])
+    fields["created_at"] = fields["created_at"].astimezone(UTC)
+    fields["workers_used"] = tuple((one["worker"], one["version"]) for one in fields["workers_used"])
+    fields["steps"] = tuple(StepRow(**{**step, "see": tuple(step["see"])}) for step in fields["steps"])
+    fields |= {name: tuple(fields[name]) for name in ("outcome_sources", "grader_versions")}
+    if fields.get("verdicts") is not None:
+        fields["verdicts"] = tuple(StepVerdict(**one) for one in fields["verdicts"])
+    return Row(**fields)

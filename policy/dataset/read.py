@@ -87,14 +87,14 @@ def _explained(error: DBAPIError) -> BatonError:
 
 def rows_of(connection: Connection, selection: Selection, batch_rows: int = BATCH_ROWS) -> Iterator[Row]:
     """As `read` in a snapshot that is open already, without asking for outcomes."""
-    chosen = (
+    query = (
         select(rollouts.c.id, *(rollouts.c[name] for name in _ROLLOUT), *(rounds.c[name] for name in _ROUND))
         .join(rounds, rounds.c.rollout_id == rollouts.c.id)
         .where(_matching(selection), _trainable())
         .order_by(rollouts.c.created_at, rollouts.c.id, rounds.c.round)
     )
-    with connection.execute(chosen, execution_options={"yield_per": batch_rows}) as found:
-        for batch in found.mappings().partitions():
+    with connection.execute(query, execution_options={"yield_per": batch_rows}) as result:
+        for batch in result.mappings().partitions():
             yield from _joined(connection, batch, selection)
 
 
@@ -133,18 +133,20 @@ def requests_of(
     first. Of the selection only time, policy version, pool, key and tags count. Never those that said, or whose key
     says, `train: false`. `bytes_max`: of a body, as JSON; a larger one does not leave the database."""
     here = rollouts.c
-    judged = exists().where(outcomes.c.rollout_id == here.id, outcomes.c.value.is_not(None), outcomes.c.step.is_(None))
+    has_judgement = exists().where(
+        outcomes.c.rollout_id == here.id, outcomes.c.value.is_not(None), outcomes.c.step.is_(None)
+    )
     size = func.octet_length(here.request.cast(Text))
     body = here.request if bytes_max is None else case((size <= bytes_max, here.request), else_=literal({}, JSONB))
-    asked = (here.id, here.log_mode, body, here.tags, here.task_type, here.created_at, here.key_id)
-    columns: tuple[Any, ...] = (*asked, here.pool_name, here.pool, here.caps, judged.label("judged"))
-    chosen = select(*columns).where(*_asked_by_clients(selection))
+    columns_asked = (here.id, here.log_mode, body, here.tags, here.task_type, here.created_at, here.key_id)
+    columns: tuple[Any, ...] = (*columns_asked, here.pool_name, here.pool, here.caps, has_judgement.label("judged"))
+    query = select(*columns).where(*_asked_by_clients(selection))
     if latest is None:
-        chosen = chosen.order_by(here.created_at, here.id)
+        query = query.order_by(here.created_at, here.id)
     else:
-        chosen = chosen.order_by(here.created_at.desc(), here.id.desc()).limit(latest)
-    with connection.execute(chosen, execution_options={"yield_per": batch_rows}) as found:
-        for batch in found.partitions():
+        query = query.order_by(here.created_at.desc(), here.id.desc()).limit(latest)
+    with connection.execute(query, execution_options={"yield_per": batch_rows}) as result:
+        for batch in result.partitions():
             yield from (StoredRequest(*record) for record in batch)
 
 
@@ -180,8 +182,8 @@ def _counting(*conditions: ColumnElement[bool]) -> Select[Any]:
 
 
 def _trainable() -> ColumnElement[bool]:
-    refused = exists().where(keys.c.public_id == rollouts.c.key_id, not_(keys.c.train))
-    return and_(rollouts.c.train, not_(refused))
+    excluded = exists().where(keys.c.public_id == rollouts.c.key_id, not_(keys.c.train))
+    return and_(rollouts.c.train, not_(excluded))
 
 
 def _matching(selection: Selection) -> ColumnElement[bool]:
@@ -196,13 +198,13 @@ def _of_rollout(selection: Selection, policy_version: ColumnElement[Any]) -> Col
         conditions.append(rollouts.c.created_at < selection.until)
     if selection.tags:
         conditions.append(rollouts.c.tags.contains(dict(selection.tags)))
-    for column, wanted in (
+    for column, value in (
         (policy_version, selection.policy_versions),
         (rollouts.c.pool_name, selection.pools),
         (rollouts.c.key_id, selection.keys),
     ):
-        if wanted:
-            conditions.append(column.in_(wanted))
+        if value:
+            conditions.append(column.in_(value))
     return and_(*conditions)
 
 
@@ -216,11 +218,11 @@ def _joined(connection: Connection, batch: Sequence[Record], selection: Selectio
     roots = set(root_of.values())
     requests = _requests(connection, roots)
     used, ran, replies, verdicts = _steps(connection, roots, ids)
-    judged, demonstrated = _judgements(connection, roots, dict(selection.labels))
+    ratings, demonstrated = _judgements(connection, roots, dict(selection.labels))
     workers = _workers(connection, {record["pool_revision"] for record in batch} - {None})
     for record in batch:
         root = root_of[record["id"]]
-        outcome = settle(judged[root], selection.outcome_sources)
+        outcome = settle(ratings[root], selection.outcome_sources)
         request = requests[root]
         yield Row(
             rollout_id=record["id"],
@@ -296,9 +298,9 @@ def _steps(
         if (verdict := step_verdict(*of_step)) is not None:
             verdicts[record["root"]].append(verdict)
         if record["rollout_id"] in ids:
-            given = {name: record[name] for name in _STEP} | {"see": tuple(record["see"])}
+            fields = {name: record[name] for name in _STEP} | {"see": tuple(record["see"])}
             latency_ms = _ms(record["started_at"], record["finished_at"])
-            ran[record["rollout_id"], record["round"]].append(StepRow(**given, latency_ms=latency_ms))
+            ran[record["rollout_id"], record["round"]].append(StepRow(**fields, latency_ms=latency_ms))
             replies[record["rollout_id"]].append((record["round"], record))
     return used, ran, replies, verdicts
 
@@ -306,10 +308,10 @@ def _steps(
 def _replies(steps_run: Sequence[tuple[int, Record]], record: Record) -> list[dict[str, Any]]:
     """The digests of what the steps of a rollout replied, up to this round; with texts where the prompt showed them."""
     so_far = [step for number, step in steps_run if number <= record["round"]]
-    shown = (record["allowed"] or {}).get("first_index", len(so_far))
+    count = (record["allowed"] or {}).get("first_index", len(so_far))
     kind = wanted_kind(record["request"] if isinstance(record["request"], Mapping) else {}, record["tags"])
     handles = {str(one.get("name")): str(one.get("handle")) for one in record["pool"]}
-    digests = logged_replies(so_far, shown, kind, handles)
+    digests = logged_replies(so_far, count, kind, handles)
     texts = [step["reply"] or "" if record["shown"] else "" for step in so_far]
     return [
         asdict(one) | {"flags": list(one.flags), "differs": list(one.differs), "text": text}
@@ -338,21 +340,21 @@ def _judgements(
     query = select(here.rollout_id, here.label, here.demonstration, here.value, here.source, here.grader_version)
     query = query.add_columns(here.metadata).where(here.rollout_id.in_(roots), here.step.is_(None))
     query = query.order_by(here.created_at, here.id)
-    judged: dict[str, list[Rating]] = defaultdict(list)
+    ratings: dict[str, list[Rating]] = defaultdict(list)
     demonstrated: dict[str, str] = {}
     for rollout_id, label, demonstration, given, *more in connection.execute(query):
         value = labels.get(label) if given is None else given
         if value is not None:
-            judged[rollout_id].append(Rating(value, *more))
+            ratings[rollout_id].append(Rating(value, *more))
         if isinstance(demonstration, str):
             demonstrated[rollout_id] = demonstration
-    return judged, demonstrated
+    return ratings, demonstrated
 
 
 def messages_of(request: Any) -> Sequence[Mapping[str, Any]]:
     """Of a request as logged, which may have been refused for its shape."""
-    found = request.get("messages") if isinstance(request, Mapping) else None
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    messages = request.get("messages") if isinstance(request, Mapping) else None
+    return [one for one in messages if isinstance(one, Mapping)] if isinstance(messages, list) else []
 
 
 def group_of(request: Any, root_id: str) -> str:

@@ -66,9 +66,9 @@ def input_of(row: Row, profile: Profile) -> PromptInput:
     allowed = limits_of(row)
     by_handle = {str(one.get("handle")): one for one in row.pool}
     depth_max = row.caps.get("depth")
-    shown = [one for one in row.replies if int(one["index"]) < allowed.first_index]
+    replies = [one for one in row.replies if int(one["index"]) < allowed.first_index]
     missing = [handle for handle in allowed.handles if handle not in by_handle]
-    if missing or not row.request_messages or depth_max is None or len(shown) != allowed.first_index:
+    if missing or not row.request_messages or depth_max is None or len(replies) != allowed.first_index:
         raise RowRefused("no_inputs")
     guidance = _guidance(row, allowed) if profile in PROMPTED else {}
     return PromptInput(
@@ -77,7 +77,7 @@ def input_of(row: Row, profile: Profile) -> PromptInput:
         steps_max=allowed.steps_max,
         depth_left=max(0, int(depth_max) - row.depth),
         round=_round(row),
-        replies=_replies(shown, row.shown or {}),
+        replies=_replies(replies, row.shown or {}),
         quality=_quality(row) if shows_quality(profile) else None,
         checkers=allowed.checkers,
         runs_tests=allowed.runs_tests,
@@ -101,8 +101,8 @@ def _guidance(row: Row, allowed: PlanLimits) -> Mapping[str, Any]:
 
 
 def _request(guidance: Mapping[str, Any]) -> ShownRequest | None:
-    given = guidance.get("request")
-    return None if given is None else ShownRequest(**{**given, "needs": tuple(given["needs"])})
+    request = guidance.get("request")
+    return None if request is None else ShownRequest(**{**request, "needs": tuple(request["needs"])})
 
 
 def _replies(digests: Sequence[Mapping[str, Any]], shown: Mapping[str, Any]) -> tuple[ShownReply, ...]:
@@ -112,8 +112,10 @@ def _replies(digests: Sequence[Mapping[str, Any]], shown: Mapping[str, Any]) -> 
     if len(logged) != len(digests):
         raise RowRefused("no_inputs")
     return tuple(
-        ShownReply(index, told["handle"], told["answer"], tuple(told["flags"]), one.get("text") or "")
-        for index, (one, told) in enumerate(zip(digests, logged, strict=True))
+        ShownReply(
+            index, shown_facts["handle"], shown_facts["answer"], tuple(shown_facts["flags"]), one.get("text") or ""
+        )
+        for index, (one, shown_facts) in enumerate(zip(digests, logged, strict=True))
     )
 
 
@@ -137,10 +139,10 @@ def _warm(row: Row, profile: Profile, guidance: Mapping[str, Any]) -> ShownWarm 
 
 def _worker(entry: Mapping[str, Any], profile: Profile, guidance: Mapping[str, Any]) -> ShownWorker:
     past = entry.get("experience")
-    seen = None
+    experience = None
     if past is not None and past["n"] >= SHOWN_MIN:
-        seen = ShownExperience(past["n"], past["success"], past["cost_nano"], past["ms"])
-    if "description" not in entry and (profile in IN_WORDS or seen is None):
+        experience = ShownExperience(past["n"], past["success"], past["cost_nano"], past["ms"])
+    if "description" not in entry and (profile in IN_WORDS or experience is None):
         raise RowRefused("no_inputs")  # its pool file is not in the log: neither text, window nor speed is known
     errors = (guidance.get("errors") or {}).get(entry["handle"])
     return ShownWorker(
@@ -149,8 +151,8 @@ def _worker(entry: Mapping[str, Any], profile: Profile, guidance: Mapping[str, A
         tags=tuple(entry.get("tags") or ()),
         price_tier=int(entry["tier"]),
         context_tokens=int(entry.get("context_tokens") or 0),
-        latency_s=seen.latency_ms_mean / 1000 if seen else entry.get("latency_hint_s"),
-        experience=seen,
+        latency_s=experience.latency_ms_mean / 1000 if experience else entry.get("latency_hint_s"),
+        experience=experience,
         is_tool=entry.get("kind", "model") not in MODEL_KINDS,
         output_tokens_max=int(entry.get("output_tokens_max") or 0) if entry.get("kind") in MODEL_KINDS else 0,
         cannot=tuple(entry.get("cannot") or ()),
@@ -162,9 +164,9 @@ def _worker(entry: Mapping[str, Any], profile: Profile, guidance: Mapping[str, A
 def _round(row: Row) -> int:
     """The loop's own count, which the prompt shows; a refused plan and the router's after it are two records of one
     round."""
-    said = row.messages[-1].get("content", "") if row.messages else ""
-    found = _ROUND.search(str(said))
-    return int(found[1]) if found else row.round
+    text = row.messages[-1].get("content", "") if row.messages else ""
+    match = _ROUND.search(str(text))
+    return int(match[1]) if match else row.round
 
 
 def _quality(row: Row) -> int | None:
@@ -175,25 +177,25 @@ def _quality(row: Row) -> int | None:
 
 
 def logged_replies(
-    steps: Sequence[Record], shown: int, wanted: ReplyKind | None, handles: Mapping[str, str]
+    steps: Sequence[Record], count: int, kind: ReplyKind | None, handles: Mapping[str, str]
 ) -> tuple[ShownReply, ...]:
-    """The digest of each step of a rollout, from their records: of the first `shown` steps as a plan's prompt showed
-    it, of the others, which are that plan's own, as the next one would. Empty where a step is missing. `wanted`: the
+    """The digest of each step of a rollout, from their records: of the first `count` steps as a plan's prompt showed
+    it, of the others, which are that plan's own, as the next one would. Empty where a step is missing. `kind`: the
     kind of reply that the request asks for; `handles`: by worker name."""
     if [step["step"] for step in steps] != list(range(len(steps))):
         return ()
-    every = _digests(steps, wanted, handles)
-    return (*_digests(steps[:shown], wanted, handles), *every[shown:])
+    every = _digests(steps, kind, handles)
+    return (*_digests(steps[:count], kind, handles), *every[count:])
 
 
-def _digests(steps: Sequence[Record], wanted: ReplyKind | None, handles: Mapping[str, str]) -> tuple[ShownReply, ...]:
+def _digests(steps: Sequence[Record], kind: ReplyKind | None, handles: Mapping[str, str]) -> tuple[ShownReply, ...]:
     """As `gateway.service.loop.shown.replies_of` has them of the steps that ran."""
     verdicts = [_verdict(step) for step in steps]
-    replies = [_typed(step, verdict, wanted) for step, verdict in zip(steps, verdicts, strict=True)]
+    replies = [_typed(step, verdict, kind) for step, verdict in zip(steps, verdicts, strict=True)]
     judges = [step for step in steps if step["kind"] == "tool" and step["reply"] is not None]
-    said = dict(filter(None, (pair_verdict(step["reply"], step["see"]) for step in judges)))
+    judgements = dict(filter(None, (pair_verdict(step["reply"], step["see"]) for step in judges)))
     names = [handles.get(_first_worker(step), step["handle"]) for step in steps]
-    digests = shown_replies(names, replies, [step["finish_reason"] for step in steps], said)
+    digests = shown_replies(names, replies, [step["finish_reason"] for step in steps], judgements)
     return tuple(
         replace(digest, flags=checked_flags(digest.flags, step["status"], verdict, following))
         for digest, step, verdict, following in zip(digests, steps, verdicts, (*verdicts, None)[1:], strict=True)
@@ -210,9 +212,9 @@ def _first_worker(step: Record) -> str:
     return str((attempts[0].get("worker") if attempts else None) or step["worker"])
 
 
-def _typed(step: Record, verdict: StepVerdict | None, wanted: ReplyKind | None) -> Reply | None:
+def _typed(step: Record, verdict: StepVerdict | None, kind: ReplyKind | None) -> Reply | None:
     """The reply of a step by its kind; None where it has none."""
     if step["reply"] is None:
         return None
     whole = step["task"] is None or (verdict is not None and verdict.by == VERIFY and step["task"] == VERIFY_TASK)
-    return read_message({"content": step["reply"], "tool_calls": step["tool_calls"]}, wanted if whole else None)
+    return read_message({"content": step["reply"], "tool_calls": step["tool_calls"]}, kind if whole else None)

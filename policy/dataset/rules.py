@@ -216,8 +216,8 @@ def split(marks: Sequence[Mark], bound: Bound) -> tuple[list[Mark], list[Mark], 
     question, or request, is in train as well, for it would be judged by what was learnt."""
     train = [one for one in marks if not bound.holds_out(one.created_at, one.key_id)]
     apart = [one for one in marks if bound.holds_out(one.created_at, one.key_id)]
-    seen = {one.group for one in train} | {one.root_id for one in train}
-    overlap = [one for one in apart if one.group in seen or one.root_id in seen]
+    ids = {one.group for one in train} | {one.root_id for one in train}
+    overlap = [one for one in apart if one.group in ids or one.root_id in ids]
     left_out = {one.call for one in overlap}
     return train, [one for one in apart if one.call not in left_out], overlap
 
@@ -246,22 +246,22 @@ def key_allowance(counts: Mapping[str, int], share_max: float) -> int:
     return low
 
 
-def share_max(keys: int, wanted: float | None = None) -> float:
-    """The share of the rows that one of `keys` keys may hold: `wanted`, else KEY_SHARE where the keys are many enough
+def share_max(keys: int, limit: float | None = None) -> float:
+    """The share of the rows that one of `keys` keys may hold: `limit`, else KEY_SHARE where the keys are many enough
     for it, else all: a team with a few keys of its own trusts them, and `summed_up` warns of the largest."""
-    if wanted is not None:
-        return wanted
+    if limit is not None:
+        return limit
     return KEY_SHARE if keys >= 1 / KEY_SHARE else 1.0
 
 
-def capped(marks: Sequence[Mark], wanted: float | None) -> tuple[list[Mark], list[Mark]]:
+def capped(marks: Sequence[Mark], limit: float | None) -> tuple[list[Mark], list[Mark]]:
     """(kept, left out): of each key at most `key_allowance` rows, the same ones in every run, whole requests first.
-    `wanted`: as in `share_max`."""
+    `limit`: as in `share_max`."""
     by_key: dict[str, list[Mark]] = defaultdict(list)
     for one in marks:
         by_key[one.key_id].append(one)
     counts = {key: len(own) for key, own in by_key.items()}
-    allowed = key_allowance(counts, share_max(len(counts), wanted))
+    allowed = key_allowance(counts, share_max(len(counts), limit))
     over = {one.call for own in by_key.values() for one in sorted(own, key=_lot)[allowed:]}
     return [one for one in marks if one.call not in over], [one for one in marks if one.call in over]
 
@@ -285,16 +285,16 @@ def divided(marks: Sequence[Mark], rules: Rules) -> tuple[dict[Call, Side], dict
 
 def summed_up(marks: Sequence[Mark], sides: Mapping[Call, Side], left_out: Mapping[str, int]) -> Report:
     """The report of rows `marks` that passed alone, `sides` of those that stayed, and all that was left out."""
-    kept = [one for one in marks if one.call in sides]
-    values = [one.outcome for one in kept if one.outcome is not None]
+    marks_used = [one for one in marks if one.call in sides]
+    values = [one.outcome for one in marks_used if one.outcome is not None]
     counts = Counter(sides.values())
     report = Report(
-        found=len(kept) + sum(left_out.values()),
+        found=len(marks_used) + sum(left_out.values()),
         train=counts["train"],
         validation=counts["validation"],
         left_out=dict(left_out),
-        keys=len({one.key_id for one in kept}),
-        key_share=max((_largest_share(kept, sides, side) for side in counts), default=0.0),
+        keys=len({one.key_id for one in marks_used}),
+        key_share=max((_largest_share(marks_used, sides, side) for side in counts), default=0.0),
         outcome_mean=sum(values) / len(values) if values else None,
         outcome_values=len(set(values)),
     )
@@ -312,6 +312,6 @@ def summed_up(marks: Sequence[Mark], sides: Mapping[Call, Side], left_out: Mappi
     return report
 
 
-def _largest_share(kept: Sequence[Mark], sides: Mapping[Call, Side], side: Side) -> float:
-    counts = Counter(one.key_id for one in kept if sides[one.call] == side)
+def _largest_share(marks: Sequence[Mark], sides: Mapping[Call, Side], side: Side) -> float:
+    counts = Counter(one.key_id for one in marks if sides[one.call] == side)
     return max(counts.values()) / sum(counts.values())

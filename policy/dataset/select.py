@@ -52,8 +52,8 @@ class Selection:
 
     def __str__(self) -> str:
         """The filters that are set, for a message."""
-        named = {one.name: getattr(self, one.name) for one in fields(self)}
-        return ", ".join(f"{name}={_shown(value)}" for name, value in named.items() if value) or "everything"
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return ", ".join(f"{name}={_shown(value)}" for name, value in values.items() if value) or "everything"
 
 
 def _shown(value: object) -> str:

@@ -71,7 +71,7 @@ def art(index: int, row: Row, reward: float) -> dict[str, Any]:
         "parsed": row.parsed,
         **_faults(row),
     }
-    named = (
+    columns = (
         "split",
         "group",
         "rollout_id",
@@ -88,15 +88,15 @@ def art(index: int, row: Row, reward: float) -> dict[str, Any]:
         "additional_histories": [],
         "reward": reward,
         "metrics": {name: value for name, value in metrics.items() if value is not None},
-        "metadata": {"index": index, **{name: getattr(row, name) for name in named}},
+        "metadata": {"index": index, **{name: getattr(row, name) for name in columns}},
         "logs": [],
     }
 
 
 def conversation(index: int, row: Row, reward: float) -> dict[str, Any]:
     """The prompt with the plan as the assistant's turn, and what came of it: a row for Hugging Face's `datasets`."""
-    named = ("split", "group", "rollout_id", "round", "policy_version", "pool_name", "task_type", "outcome", "parsed")
-    about = {name: getattr(row, name) for name in named}
+    names = ("split", "group", "rollout_id", "round", "policy_version", "pool_name", "task_type", "outcome", "parsed")
+    about = {name: getattr(row, name) for name in names}
     verdicts = None if row.verdicts is None else [asdict(one) for one in row.verdicts]
     return {"messages": [*_prompt(row), _plan(row)], "index": index, "reward": reward, **about, "verdicts": verdicts}
 
@@ -116,8 +116,8 @@ def preferences(paid: Iterable[tuple[Row, float]]) -> Iterator[dict[str, Any]]:
         ends[prompt] = max(best, one, key=_reward), min(worst, one, key=_reward)
     for (chosen, most), (rejected, least) in ends.values():
         if most > least:
-            told = {"rollouts": [chosen.rollout_id, rejected.rollout_id], "margin": most - least}
-            yield {"prompt": _prompt(chosen), "chosen": [_plan(chosen)], "rejected": [_plan(rejected)], **told}
+            metadata = {"rollouts": [chosen.rollout_id, rejected.rollout_id], "margin": most - least}
+            yield {"prompt": _prompt(chosen), "chosen": [_plan(chosen)], "rejected": [_plan(rejected)], **metadata}
 
 
 def _reward(paid: tuple[Row, float]) -> float:

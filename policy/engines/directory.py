@@ -58,12 +58,12 @@ class ConductorDirectory:
 def read_conductors(paths: Iterable[Path]) -> dict[Path, ConductorDirectory]:
     """The policy directories by path, each read once; any of them may be the base of another. Raises VersionRefused."""
     policies = {path: read_complete(path) for path in dict.fromkeys(paths)}
-    known = list(policies.values())
+    policies_known = list(policies.values())
     conductors: dict[Path, ConductorDirectory] = {}
     for path, policy in policies.items():
         profile, base = check_prompt(policy.manifest, path), None
         if policy.manifest.kind == "adapter":
-            base = base_of(policy, known)
-            known.append(base)
+            base = base_of(policy, policies_known)
+            policies_known.append(base)
         conductors[path] = ConductorDirectory(policy, profile, base)
     return conductors

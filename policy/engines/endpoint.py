@@ -272,8 +272,8 @@ class EndpointEngine(PlanEngine):
             before = [*plan.prompt_ids, *plan.plan_ids[: decision.index]]
             pair = decision.allowed.nonzero()[0][:2].tolist()
             one, two = [await self._next(before, pair, heat) for heat in (1.0, 2.0)]
-            apart = [found.get(pair[0], math.nan) - found.get(pair[1], math.nan) for found in (one, two)]
-            sums = [sum(math.exp(value) for value in found.values()) for found in (one, two)]
+            apart = [logprobs.get(pair[0], math.nan) - logprobs.get(pair[1], math.nan) for logprobs in (one, two)]
+            sums = [sum(math.exp(value) for value in logprobs.values()) for logprobs in (one, two)]
             slack = SUM_SLACK * (1 + abs(apart[0]))
             if not (all(abs(total - 1) < SUM_SLACK for total in sums) and abs(apart[0] - 2 * apart[1]) < slack):
                 raise VersionRefused(
@@ -318,12 +318,12 @@ class EndpointEngine(PlanEngine):
     def _top(self, reply: EngineReply) -> dict[int, float]:
         try:
             [entries] = reply.body["choices"][0]["logprobs"]["top_logprobs"]
-            found = {int(name.removeprefix("token_id:")): float(value) for name, value in entries.items()}
+            logprobs = {int(name.removeprefix("token_id:")): float(value) for name, value in entries.items()}
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
             raise VersionRefused(
                 "engine", f"{self._name} returns no token ids with log-probs; serve the policy on vLLM"
             ) from None
-        return {token: value for token, value in found.items() if value > MASKED}
+        return {token: value for token, value in logprobs.items() if value > MASKED}
 
     @property
     def _name(self) -> str:

@@ -108,11 +108,11 @@ class TorchEngine(PlanEngine):
         """One forward pass: the scores of its rows."""
         weights, plans = self._weights, [read.plan.plan_ids for read in readings]
         states = weights.states(parcel.prompts, parcel.owners, plans).split([len(plan) for plan in plans])
-        found = []
+        results = []
         for own, read in zip(states, readings, strict=True):
             at = torch.tensor([decision.index for decision in read.decisions], device=own.device)
-            found.append(read.of_logits(weights.logits(own[at]).float().cpu().numpy()))
-        return found
+            results.append(read.of_logits(weights.logits(own[at]).float().cpu().numpy()))
+        return results
 
     async def ready(self) -> bool:
         """Return True: the weights are loaded."""

@@ -140,13 +140,13 @@ def _phrasings(split: Split) -> Literal["train", "held_out"]:
 
 
 def _staff(staff: Staff) -> Pool | None:
-    named = {"standard": STANDARD, "untold": STANDARD, "held_out": HELD_OUT}.get(staff)
-    return None if named is None else with_builtins(named)
+    workers = {"standard": STANDARD, "untold": STANDARD, "held_out": HELD_OUT}.get(staff)
+    return None if workers is None else with_builtins(workers)
 
 
 @lru_cache(maxsize=4096)
-def _spec(worker: ArenaWorker, told: bool) -> WorkerSpec:
-    return WorkerSpec.model_validate(worker_entry(worker, NOWHERE, told=told))
+def _spec(worker: ArenaWorker, profile: bool) -> WorkerSpec:
+    return WorkerSpec.model_validate(worker_entry(worker, NOWHERE, profile=profile))
 
 
 def truth_of(prompt: Prompt) -> Truth:

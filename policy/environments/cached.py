@@ -76,14 +76,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for text in texts:
         try:
             line = json.loads(text)
         except ValueError:
             continue
-        found += [line] if isinstance(line, dict) else []
-    return found
+        records += [line] if isinstance(line, dict) else []
+    return records
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
@@ -227,21 +227,21 @@ class PaidCalls:
         """The stored reply, or that of a call made now; equal calls in flight are one. The call goes on where the
         caller is cancelled. Raises UpstreamError for a call that this worker cannot do, and CallsEnded."""
         key = key_of(call, sample)
-        if stored := self._store.get(key):
+        if reply := self._store.get(key):
             self.counts.stored += 1
-            self.counts.saved_nano += stored.charged_nano
-            return stored
+            self.counts.saved_nano += reply.charged_nano
+            return reply
         if key in self._failed:
             raise self._failed[key]
         if key not in self._open:
             self._open[key] = task = asyncio.create_task(self._bought(key, call, sample))
-            task.add_done_callback(lambda done: self._close(key, done))
+            task.add_done_callback(lambda task: self._close(key, task))
         return await asyncio.shield(self._open[key])
 
-    def _close(self, key: str, done: asyncio.Task[PaidReply]) -> None:
+    def _close(self, key: str, task: asyncio.Task[PaidReply]) -> None:
         self._open.pop(key, None)
-        if not done.cancelled():
-            done.exception()  # its waiter may be gone; then nobody else looks
+        if not task.cancelled():
+            task.exception()  # its waiter may be gone; then nobody else looks
 
     async def drain(self) -> None:
         """Wait until the calls in flight have ended and are stored; no other call is made."""

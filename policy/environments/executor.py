@@ -162,8 +162,8 @@ class Executor:
     def _loop(self, prompt: Prompt, planner: Planner, rounds: int) -> Loop:
         record = _record(prompt, planner.name, self.caps)
         slots = asyncio.Semaphore(self.caps.parallel)
-        held = HoldRecord(MemoryJournal(), Event(record.id, "hold", EPOCH_US, {"hold_id": record.id}))
-        tree = Tree(Meter(self.caps.cost_nano, self.caps), record.id, self.caps.wall_s, slots, held)
+        hold = HoldRecord(MemoryJournal(), Event(record.id, "hold", EPOCH_US, {"hold_id": record.id}))
+        tree = Tree(Meter(self.caps.cost_nano, self.caps), record.id, self.caps.wall_s, slots, hold)
         return Loop(
             record=record,
             tree=tree,

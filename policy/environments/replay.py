@@ -105,8 +105,8 @@ class ReplayEnvironment(ExecutedEnvironment):
     def checks(self, prompt: Prompt) -> Mapping[str, RecordedCheck]:
         """What `check` says of each worker's answer to the question, where it was recorded."""
         entry = _truth(prompt)
-        found = {name: _check_of(entry, answer.text, name) for name, answer in entry.answers.items()}
-        return {name: check for name, check in found.items() if check is not None}
+        checks = {name: _check_of(entry, answer.text, name) for name, answer in entry.answers.items()}
+        return {name: check for name, check in checks.items() if check is not None}
 
     async def graded(self, prompt: Prompt, reply: str, bill: Bill) -> float:
         """As `grade`; free."""
@@ -160,8 +160,8 @@ class _RecordedWorkers(SpeakerWorkers):
 
 def _check_of(entry: Recording, reply: str, name: str | None) -> RecordedCheck | None:
     """The recorded check of a reply: of the worker `name` where it gave it, else of another that said the same."""
-    found = [worker for worker in entry.checks if entry.answers[worker].text == reply]
-    return entry.checks[name if name in found else found[0]] if found else None
+    peers = [worker for worker in entry.checks if entry.answers[worker].text == reply]
+    return entry.checks[name if name in peers else peers[0]] if peers else None
 
 
 def _check_tool(recordings: Recordings) -> list[WorkerSpec]:

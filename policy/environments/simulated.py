@@ -36,8 +36,8 @@ class SpeakerWorkers:
             body = {**call.worker.params, **call.body}
             answer = self._speaker.say(call.worker.name, body)
             cuts = cuts_of(answer, body)
-        except RequestRefusal as refused:
-            raise _error(refused) from None
+        except RequestRefusal as refusal:
+            raise _error(refusal) from None
         except KeyError:
             raise UpstreamError(f"worker {call.worker.name} is not simulated here", upstream_status=404) from None
         key = (call.rollout_id, call.step_id)
@@ -74,10 +74,10 @@ def tool_reply(text: str, cost_nano: int | None = None) -> WorkerReply:
     return WorkerReply(body, Usage(), cost_nano=cost_nano)
 
 
-def _error(refused: RequestRefusal) -> UpstreamError:
-    text, status = refused.message, refused.status
+def _error(refusal: RequestRefusal) -> UpstreamError:
+    text, status = refusal.message, refusal.status
     if status in REFUSED_STATUSES:
-        return UpstreamRefused(text, upstream_status=status, code=refused.code)
+        return UpstreamRefused(text, upstream_status=status, code=refusal.code)
     if status == 429:
         return UpstreamRateLimited(text, upstream_status=status)
     return UpstreamError(text, upstream_status=status, retryable=status >= 500)

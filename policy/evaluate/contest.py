@@ -83,8 +83,8 @@ class ProgressPrinter:
         if time.monotonic() - self._last_s < every_s:
             return
         usd = (now.spent_nano - began_nano) / NANO_PER_USD / now.done * 1000
-        done = f"{now.done}/{now.total}" if now.total else f"{now.done}"
-        self._line(f"{what}: {done}, right {now.outcome_mean:.3f}, ${usd:.3f} per 1,000, {now.elapsed_s:.0f} s")
+        count = f"{now.done}/{now.total}" if now.total else f"{now.done}"
+        self._line(f"{what}: {count}, right {now.outcome_mean:.3f}, ${usd:.3f} per 1,000, {now.elapsed_s:.0f} s")
 
     def done(self, text: str) -> None:
         """Print a line that stays."""
@@ -124,8 +124,8 @@ class PartialResults:
     def rows(self, key: str) -> list[QuestionResult] | None:
         """Return the rows stored under the key; None where none can be read."""
         try:
-            stored = json.loads((self.folder / f"{key}.json").read_text())
-            return [_result(each) for each in stored]
+            record = json.loads((self.folder / f"{key}.json").read_text())
+            return [_result(each) for each in record]
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
@@ -181,9 +181,9 @@ def _write_error(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"{path}: cannot be written ({error.strerror}); make room, or name another --out")
 
 
-def _result(stored: Mapping[str, Any]) -> QuestionResult:
+def _result(record: Mapping[str, Any]) -> QuestionResult:
     """Raises TypeError or KeyError for a row of another shape."""
-    return QuestionResult(**{**stored, **{name: tuple(stored[name]) for name in ("workers", "refusals")}})
+    return QuestionResult(**{**record, **{name: tuple(record[name]) for name in ("workers", "refusals")}})
 
 
 async def contest(

@@ -120,8 +120,8 @@ def is_endpoint(name: str) -> bool:
 async def read_endpoints(options: EvaluationOptions) -> dict[str, Endpoint]:
     """The endpoints among the policies, by name, each as its server describes it. Raises ConfigError, VersionRefused
     for a conductor of another prompt, ConductorError for a server that does not answer."""
-    named = {name: _endpoint(name, options) for name in options.policies if is_endpoint(name)}
-    return {name: await _describe(name, endpoint) for name, endpoint in named.items()}
+    endpoints = {name: _endpoint(name, options) for name in options.policies if is_endpoint(name)}
+    return {name: await _describe(name, endpoint) for name, endpoint in endpoints.items()}
 
 
 def _endpoint(name: str, options: EvaluationOptions) -> Endpoint:

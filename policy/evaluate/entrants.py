@@ -116,21 +116,21 @@ def entrants(
     """The policies asked for, and every fixed worker and the oracle. `conductors`: directories that are read already,
     by name. `endpoints`: those among `names`. Raises ConfigError on an unknown name or a policy named twice,
     VersionRefused for a bad directory."""
-    chosen: list[Entrant] = []
+    all_entrants: list[Entrant] = []
     paths = {name: path for name in names if (path := _path(name))}
     read = read_conductors(paths.values())
     policies = {name: _conductor(name, read[path]) for name, path in paths.items()}
     policies |= {name: Entrant(name, "endpoint", each.identity, endpoint=each) for name, each in endpoints.items()}
     for name in names:
         for entrant in _entrants_of(name, workers, usd_weights, qualities, policies):
-            if twin := next((one for one in chosen if one.identity == entrant.identity), None):
+            if twin := next((one for one in all_entrants if one.identity == entrant.identity), None):
                 same = f", as `{twin.name}`" if twin.name != entrant.name else ""
                 raise ConfigError(f"--policy {name}: named twice{same}; drop one")
-            chosen.append(entrant)
-    chosen += [_conductor(name, directory) for name, directory in conductors.items()]
+            all_entrants.append(entrant)
+    all_entrants += [_conductor(name, directory) for name, directory in conductors.items()]
     always = [*(fixed_worker(worker) for worker in workers), Entrant(ORACLE, "oracle", ORACLE)]
-    identities = {entrant.identity for entrant in chosen}
-    return [*(entrant for entrant in always if entrant.identity not in identities), *chosen]
+    identities = {entrant.identity for entrant in all_entrants}
+    return [*(entrant for entrant in always if entrant.identity not in identities), *all_entrants]
 
 
 def fixed_worker(worker: str) -> Entrant:
@@ -164,7 +164,7 @@ def _entrants_of(
         return [_checked(name, workers)]
     if full_name in ROUTERS or full_name == ORACLE_PLAN:
         return [Entrant(name, "router", full_name)]
-    known = [
+    fixed = [
         f"{CHECKED}A>B@CHECKER",
         f"{FIXED}WORKER",
         f"{FIXED}*",
@@ -175,7 +175,7 @@ def _entrants_of(
         ORACLE,
         CONDUCTOR_SHIPPED,
     ]
-    names = [*known, "http(s)://HOST/v1#MODEL", f"{WORKER}NAME"]
+    names = [*fixed, "http(s)://HOST/v1#MODEL", f"{WORKER}NAME"]
     raise ConfigError(f"--policy {name}: neither a policy directory nor one of {', '.join(names)}")
 
 

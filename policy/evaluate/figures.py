@@ -56,11 +56,11 @@ def report(options: EvaluationOptions, policies: Sequence[Entrant], results: Res
     singles = {entrant.name: entrant for entrant in policies if entrant.kind == "fixed"}
     best = best_of({name: results[name] for name in singles}) if singles else None
     weak, strong = _ends(options, results, singles)
-    shown = [entrant.name for entrant in policies if entrant.kind != "oracle" or ORACLE in options.policies]
+    names = [entrant.name for entrant in policies if entrant.kind != "oracle" or ORACLE in options.policies]
     frame = _Frame(options, results, best, weak, strong)
     oracle = next(entrant.name for entrant in policies if entrant.kind == "oracle")
     return {
-        "policies": {name: frame.policy(name) for name in shown},
+        "policies": {name: frame.policy(name) for name in names},
         "best_single": best,
         "oracle": {"kind": ORACLES[options.env], **frame.short(oracle)},
         "weak": weak,
@@ -73,21 +73,23 @@ def report(options: EvaluationOptions, policies: Sequence[Entrant], results: Res
 def curves(options: EvaluationOptions, policies: Sequence[Entrant]) -> dict[str, list[str]]:
     """Policies that belong together: all fixed workers, a tuned policy at several weights, a directory at several
     places of its dial, and those asked for."""
-    named: dict[str, list[str]] = {"fixed workers": [entrant.name for entrant in policies if entrant.kind == "fixed"]}
+    families: dict[str, list[str]] = {
+        "fixed workers": [entrant.name for entrant in policies if entrant.kind == "fixed"]
+    }
     if len(options.usd_weights) > 1:
         for entrant in policies:
             if entrant.kind == "tuned":
-                named.setdefault(entrant.name.rpartition("~")[0], []).append(entrant.name)
+                families.setdefault(entrant.name.rpartition("~")[0], []).append(entrant.name)
     if len(options.qualities) > 1:
         for entrant in policies:
             if entrant.quality is not None:
-                named.setdefault(entrant.name.rpartition("~")[0], []).append(entrant.name)
+                families.setdefault(entrant.name.rpartition("~")[0], []).append(entrant.name)
     names = {entrant.name for entrant in policies}
     for name, members in options.curves.items():
         if missing := [member for member in members if member not in names]:
             raise ConfigError(f"--curve {name}: `{missing[0]}` is not among the policies: {', '.join(sorted(names))}")
-        named[name] = list(members)
-    return named
+        families[name] = list(members)
+    return families
 
 
 def check_ends(options: EvaluationOptions, policies: Sequence[Entrant]) -> None:

@@ -197,7 +197,7 @@ def read(options: argparse.Namespace) -> EvaluationOptions:
     """Return the arguments as one value. Raises ConfigError with the fix."""
     if options.out is None:
         raise ConfigError("no --out FILE.json: where should the report go?")
-    given = vars(options) | {
+    values = vars(options) | {
         "policies": tuple(options.policies),
         "workers": _names("--workers", options.workers),
         "usd_weights": tuple(options.usd_weights) or (0.0,),
@@ -205,7 +205,7 @@ def read(options: argparse.Namespace) -> EvaluationOptions:
         "curves": _curves(options.curves),
         "cost_range": _range(options.cost_range),
     }
-    return EvaluationOptions(**{one.name: given[one.name] for one in fields(EvaluationOptions)})
+    return EvaluationOptions(**{one.name: values[one.name] for one in fields(EvaluationOptions)})
 
 
 def _check(options: EvaluationOptions) -> None:

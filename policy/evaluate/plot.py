@@ -71,11 +71,11 @@ def scatter(points: Sequence[Point], curves: Mapping[str, Sequence[str]], title:
     for point in ranked:
         x, _ = where[point.name]
         parts.append(_bar(x, axes.y(point.low), axes.y(point.high), COLOURS[point.kind]))
-    taken: list[tuple[float, float]] = []
+    places: list[tuple[float, float]] = []
     for number, point in enumerate(ranked, 1):
         x, y = where[point.name]
-        taken.append(_free(x, y, taken))
-        parts += _marker(number, point, x, y, taken[-1])
+        places.append(_free(x, y, places))
+        parts += _marker(number, point, x, y, places[-1])
     height = max(HEIGHT, TOP + LINE_PX * (len(ranked) + 2))
     return _svg(height, title, parts)
 
@@ -114,10 +114,10 @@ def _curve(members: Sequence[str], where: Mapping[str, tuple[float, float]]) -> 
     return _path(sorted(where[name] for name in members if name in where), 'class="c"')
 
 
-def _free(x: float, y: float, taken: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def _free(x: float, y: float, places: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Where a number stands beside its dot: the first of four corners that no other number covers."""
     corners = [(x + right, y + down) for right, down in ((7, -5), (7, 13), (-20, -5), (-20, 13))]
-    return next((c for c in corners if all(abs(c[0] - a) > 15 or abs(c[1] - b) > 11 for a, b in taken)), corners[0])
+    return next((c for c in corners if all(abs(c[0] - a) > 15 or abs(c[1] - b) > 11 for a, b in places)), corners[0])
 
 
 def _marker(number: int, point: Point, x: float, y: float, label: tuple[float, float]) -> list[str]:

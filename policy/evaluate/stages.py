@@ -181,8 +181,8 @@ class _ReplayStage:
         prompts = _every(self.environment, splits, self._options.seed)
         n = len(prompts) if self._options.n is None else self._options.n
         if not prompts or n > len(prompts):
-            wanted = f"{n} questions asked for" if prompts else "no question to evaluate"
-            raise ConfigError(f"{self._data}: {wanted}: split {self.split} has {len(prompts)}; change --n or --split")
+            problem = f"{n} questions asked for" if prompts else "no question to evaluate"
+            raise ConfigError(f"{self._data}: {problem}: split {self.split} has {len(prompts)}; change --n or --split")
         return prompts[:n]
 
     def oracle(self, prompt: Prompt) -> str:

@@ -110,13 +110,13 @@ def kind_facts(rivals: Comparison, thresholds: Thresholds, seed: int) -> dict[st
     kinds = pooled(rivals.candidate, thresholds.kind_rows_min)
     beside = {"live": rivals.live, "best single": rivals.others[rivals.best_single]}
     beside |= {name: rows for name, rows in rivals.others.items() if not name.startswith(FIXED)}
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for kind in sorted(set(kinds)):
         ours = _of_kind(rivals.candidate, kinds, kind)
         gains = {name: _bounds(gain(ours, _of_kind(rows, kinds, kind), seed)) for name, rows in beside.items()}
-        found[kind] = {"n": len(ours), "accuracy": accuracy(ours), "usd_per_1k": usd_1k(ours), "gains": gains}
+        figures[kind] = {"n": len(ours), "accuracy": accuracy(ours), "usd_per_1k": usd_1k(ours), "gains": gains}
     names = Counter(row.category for row, kind in zip(rivals.candidate, kinds, strict=True) if kind == OTHER)
-    return {"task_kinds": found, "kinds_in_other": dict(names)}
+    return {"task_kinds": figures, "kinds_in_other": dict(names)}
 
 
 def _cost(rivals: Comparison, over_live: Interval, thresholds: Thresholds, seed: int) -> list[Check]:

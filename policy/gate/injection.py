@@ -225,8 +225,8 @@ def figures_of(pairs: Sequence[AttackPair]) -> InjectionFigures:
     )
 
 
-def _share(held: Sequence[bool]) -> float:
-    return sum(held) / len(held) if held else 0.0
+def _share(results: Sequence[bool]) -> float:
+    return sum(results) / len(results) if results else 0.0
 
 
 def _ratio(pairs: Sequence[tuple[int, int]]) -> float:
@@ -265,5 +265,5 @@ def checks(
 
 def facts(by_policy: Mapping[str, Mapping[str, InjectionFigures]], draws: int) -> dict[str, Any]:
     """For the report."""
-    shown = {name: {kind: asdict(one) for kind, one in kinds.items()} for name, kinds in by_policy.items()}
-    return {"version": injections().version, "draws": draws, "by_kind": shown}
+    figures = {name: {kind: asdict(one) for kind, one in kinds.items()} for name, kinds in by_policy.items()}
+    return {"version": injections().version, "draws": draws, "by_kind": figures}

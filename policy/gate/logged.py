@@ -136,9 +136,9 @@ def read(rows: Sequence[Row], prompt_hash: str, source: str = "the log") -> Log:
     requests, calls, left_out = [], [], Counter[str]()
     for root_id, family in families.items():
         ordered = sorted(family, key=lambda row: (row.rollout_id != root_id, row.rollout_id, row.round))
-        usable, refused = _calls(ordered, prompt_hash)
+        usable, refusal = _calls(ordered, prompt_hash)
         calls += usable
-        reason = _why_not(root_id, ordered, prompt_hash) or refused
+        reason = _why_not(root_id, ordered, prompt_hash) or refusal
         if reason is None and any(call.temperature < GREEDY_BELOW for call in usable):
             reason = "greedy"
         if reason is not None:
@@ -150,15 +150,15 @@ def read(rows: Sequence[Row], prompt_hash: str, source: str = "the log") -> Log:
 
 def _calls(family: Sequence[Row], prompt_hash: str) -> tuple[list[PlanningCall], str | None]:
     """The planning calls made under that prompt, and why the first of those that cannot be used is refused."""
-    calls, refused = [], None
+    calls, refusal = [], None
     for row in family:
         try:
             call = call_of(row)
         except RowRefused as error:
-            refused = refused or error.reason
+            refusal = refusal or error.reason
         else:
             calls += [call] if row.prompt_hash == prompt_hash else []
-    return calls, refused
+    return calls, refusal
 
 
 def call_of(row: Row) -> PlanningCall:
@@ -173,14 +173,14 @@ def _request(calls: Sequence[PlanningCall]) -> LoggedRequest:
 
 
 def _check_outcomes(rows: Sequence[Row], source: str) -> None:
-    judged = {row.outcome for row in rows if row.outcome is not None}
-    if not judged:
+    outcomes = {row.outcome for row in rows if row.outcome is not None}
+    if not outcomes:
         raise ConfigError(f"{source}: none of {len(rows)} rows has an outcome: post outcomes (POST /v1/outcomes) first")
-    if any(not 0 <= value <= 1 for value in judged):
+    if any(not 0 <= value <= 1 for value in outcomes):
         raise ConfigError(f"{source}: outcomes outside [0, 1]: nothing can be judged from them; correct them")
-    if len(judged) == 1 and len(rows) > 1:
+    if len(outcomes) == 1 and len(rows) > 1:
         raise ConfigError(
-            f"{source}: every outcome is {judged.pop():g}: nothing can be judged from it; post ones that differ"
+            f"{source}: every outcome is {outcomes.pop():g}: nothing can be judged from it; post ones that differ"
         )
     if not any(row.rollout_id == row.root_id for row in rows):
         raise ConfigError(f"{source}: outcomes of rollouts that are not among its rows; export their requests too")

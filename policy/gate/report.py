@@ -167,14 +167,14 @@ def _traffic(report: GateReport) -> str:
     scene = report.scene
     money = next((part.facts["money"] for part in report.parts if "money" in part.facts), None)
     keys = f", and all of {len(scene['bound']['keys'])} keys" if scene["bound"]["keys"] else ""
-    said = [f"Logged requests from {scene['bound']['from']} on{keys}: training sees none of them."]
-    said += [f"Left out: {listed(scene['left_out'])}."] if scene["left_out"] else []
+    lines = [f"Logged requests from {scene['bound']['from']} on{keys}: training sees none of them."]
+    lines += [f"Left out: {listed(scene['left_out'])}."] if scene["left_out"] else []
     if money:
-        said.append(
+        lines.append(
             f"Spent ${money['spent_usd']} of ${money['cap_usd']} on {money['calls_made']} calls; stored replies "
             f"answered {money['calls_stored']} more, which saved ${money['saved_usd']}."
         )
-    return " ".join(said)
+    return " ".join(lines)
 
 
 def _rows(report: GateReport) -> list[tuple[str, ...]]:
@@ -200,9 +200,9 @@ def _comparison(evaluation: Mapping[str, Any]) -> str:
     rows = []
     for name, one in every:
         low, high = one["accuracy_ci"]
-        named = f"**{name}**" if name in ("candidate", "live") else f"`{name}`"
+        title = f"**{name}**" if name in ("candidate", "live") else f"`{name}`"
         figures = (f"{one['accuracy']:.3f}", f"{low:.3f} to {high:.3f}", f"{one['usd_per_1k']:.4g}")
-        rows.append((named, *figures, f"{one['calls_per_task']:.2f}", f"{one['parse_rate']:.3f}"))
+        rows.append((title, *figures, f"{one['calls_per_task']:.2f}", f"{one['parse_rate']:.3f}"))
     oracle = evaluation["oracle"]
     top = f"oracle {oracle['accuracy']:.3f} at ${oracle['usd_per_1k']:.4g}"
     note = f"Best single worker `{evaluation['best_single']}`; {top}."

@@ -80,8 +80,8 @@ class Contestants:
     @property
     def directories(self) -> dict[str, ConductorDirectory]:
         """Return those that an engine loads, by what each is."""
-        found = {"candidate": self.candidate}
-        return found if self.live is None or self.same else found | {"live version": self.live}
+        places = {"candidate": self.candidate}
+        return places if self.live is None or self.same else places | {"live version": self.live}
 
     @property
     def live_name(self) -> str:
@@ -200,15 +200,17 @@ async def _triage(
                 )
         return {"checks": [asdict(check) for check in checks], "facts": {**facts, "engine": scene.engine}}
 
-    found = await _once(partial, about, make)
-    part = GatePart(TRIAGE, tuple(Check(**one) for one in found["checks"]), found["facts"], time.monotonic() - began_s)
+    output = await _once(partial, about, make)
+    part = GatePart(
+        TRIAGE, tuple(Check(**one) for one in output["checks"]), output["facts"], time.monotonic() - began_s
+    )
     return _announce(part, say)
 
 
 def _announce(part: GatePart, say: ProgressPrinter) -> GatePart:
     """The part, told in a line."""
-    refused = [check.name for check in part.checks if check.refuses]
-    say.done(f"{part.name}: " + (f"refuses: {', '.join(refused)}" if refused else "nothing speaks against it"))
+    failures = [check.name for check in part.checks if check.refuses]
+    say.done(f"{part.name}: " + (f"refuses: {', '.join(failures)}" if failures else "nothing speaks against it"))
     return part
 
 
@@ -226,12 +228,12 @@ async def _run_held_out(
     traffic: OpenTraffic | None,
 ) -> tuple[GatePart, Mapping[str, Any], Mapping[str, str]]:
     began_s = time.monotonic()
-    found = _entrants(both, options, stage)
-    asked = [entrant for entrant in found if entrant.kind != "oracle"] if traffic else found
-    results = dict(await contest(options, stage, asked, partial, say))
+    entrants = _entrants(both, options, stage)
+    entrants_asked = [entrant for entrant in entrants if entrant.kind != "oracle"] if traffic else entrants
+    results = dict(await contest(options, stage, entrants_asked, partial, say))
     if traffic is not None:
         results = await completed(traffic, results, scene.seed, partial, say)
-        found.append(sampled_entrant())
+        entrants.append(sampled_entrant())
     rows = {"live": results["candidate"]} if both.same else {} if both.live else {"live": results["rule"]}
     results |= rows
     compared = _compared(both, stage, results)
@@ -241,9 +243,9 @@ async def _run_held_out(
         checks += heldout.kind_checks(compared, thresholds, scene.seed)
         facts |= heldout.kind_facts(compared, thresholds, scene.seed) | {"money": traffic.money()}
     part = GatePart(HELD_OUT, tuple(checks), facts, time.monotonic() - began_s)
-    shown = [entrant for entrant in found if entrant.name in results]
-    kinds = {"oracle": "oracle", **{entrant.name: entrant.kind for entrant in shown}}
-    return _announce(part, say), evaluation_report(options, shown, results), kinds
+    entrants_shown = [entrant for entrant in entrants if entrant.name in results]
+    kinds = {"oracle": "oracle", **{entrant.name: entrant.kind for entrant in entrants_shown}}
+    return _announce(part, say), evaluation_report(options, entrants_shown, results), kinds
 
 
 def _entrants(both: Contestants, options: EvaluationOptions, stage: EvaluationScene) -> list[Entrant]:
@@ -289,8 +291,8 @@ async def _run_injections(
             return {kind: asdict(one) for kind, one in injection.by_kind(pairs).items()}
 
         about = [INJECTION, asdict(injection.injections()), [str(spec) for spec in pool], scene.seed, scene.draws]
-        found = await _once(partial, [*about, key], make)
-        return {kind: InjectionFigures(**one) for kind, one in found.items()}
+        figures = await _once(partial, [*about, key], make)
+        return {kind: InjectionFigures(**one) for kind, one in figures.items()}
 
     async def of_directory(directory: ConductorDirectory) -> dict[str, InjectionFigures]:
         with _losses(partial):

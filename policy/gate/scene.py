@@ -173,8 +173,8 @@ class GateScene(GateSpec):
             path = partial.folder / f"requests-{name}.json"
             if not path.exists():
                 bound = Bound(self.held_out_from) if self.held_out_from else None
-                found = heldout.held_out(source.database_url, source.selection, bound, share=self.held_out_share)
-                heldout.write(path, found)
+                requests = heldout.held_out(source.database_url, source.selection, bound, share=self.held_out_share)
+                heldout.write(path, requests)
         return TrafficOptions(
             requests=path or Path(),
             url=self.url,

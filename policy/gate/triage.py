@@ -82,15 +82,17 @@ async def replay(engine: PlanEngine, log: Log, thresholds: Thresholds, keep: Kee
     invalid_max = (1 - thresholds.valid_min) * len(calls)
 
     async def plans(part: Sequence[PlanningCall]) -> list[Any]:
-        made = await at_once(engine, [_asked(call, 0.0, 0) for call in part])
-        return [(call.read(plan.text) is not None, _alike(plan, call)) for call, plan in zip(part, made, strict=True)]
+        replies = await at_once(engine, [_asked(call, 0.0, 0) for call in part])
+        return [
+            (call.read(plan.text) is not None, _alike(plan, call)) for call, plan in zip(part, replies, strict=True)
+        ]
 
-    found: list[Any] = []
+    results: list[Any] = []
     async for part in _parts("planning logged prompts anew", calls, plans, keep, count):
-        found += part
-        if sum(not valid for valid, _ in found) > invalid_max:
+        results += part
+        if sum(not valid for valid, _ in results) > invalid_max:
             break
-    return ReplayCount(sum(valid for valid, _ in found), len(found), all(alike for _, alike in found))
+    return ReplayCount(sum(valid for valid, _ in results), len(results), all(alike for _, alike in results))
 
 
 async def ask(
@@ -106,10 +108,10 @@ async def ask(
         return [(weight, plan.text) for weight, plan in zip(weights, await at_once(engine, firsts), strict=True)]
 
     work = list(enumerate(requests))
-    found = [one async for part in _parts("scoring logged plans", work, replies, keep, count) for one in part]
+    scores = [one async for part in _parts("scoring logged plans", work, replies, keep, count) for one in part]
     return [
         CandidateReply(weight, request.first.read(text))
-        for request, (weight, text) in zip(requests, found, strict=True)
+        for request, (weight, text) in zip(requests, scores, strict=True)
     ]
 
 
@@ -272,15 +274,15 @@ def _sampled_validity(figures: Estimates, thresholds: Thresholds) -> Check:
 
 def _support(report: OffPolicyReport, thresholds: Thresholds) -> list[Check]:
     weight, rows = report.mean_weight, report.rows
-    wanted = max(thresholds.ess_min, thresholds.ess_share_min * rows)
+    ess_least = max(thresholds.ess_min, thresholds.ess_share_min * rows)
     mean = f"{weight.value:.3f}, 95 % from {weight.low:.3f} to {weight.high:.3f}, n {rows}"
     nearer = "it does what the log has none of: collect logs of versions nearer to it, or train for fewer steps"
     ess = f"{report.ess:.0f} of {rows} requests ({report.ess / rows:.0%})"
     few = f"too few rows to tell: log about {math.ceil(thresholds.ess_min):,} requests and more at temperature 1"
     if rows < thresholds.ess_min:
-        size = cannot_say("effective_sample_size", ess, few, f"at least {wanted:.0f}")
+        size = cannot_say("effective_sample_size", ess, few, f"at least {ess_least:.0f}")
     else:
-        size = bounded("effective_sample_size", report.ess, wanted, math.inf, ess, nearer)
+        size = bounded("effective_sample_size", report.ess, ess_least, math.inf, ess, nearer)
     low, high = thresholds.mean_weight_min, thresholds.mean_weight_max
     if rows < thresholds.ess_min and not low <= weight.value <= high and weight.low <= high and weight.high >= low:
         first = cannot_say("mean_weight", mean, few, f"at least {low:.4g} and at most {high:.4g}")

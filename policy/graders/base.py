@@ -73,13 +73,13 @@ def object_in(reference: object) -> Mapping[str, Any] | None:
 def fields(reference: object, keys: Sequence[str], wanted: str) -> Mapping[str, Any]:
     """The fields of a reference; one that is no object stands for the first of `keys`. Raises BadReference naming what
     is `wanted` where it holds a key not in `keys`."""
-    given = object_in(reference)
-    if given is None:
+    values = object_in(reference)
+    if values is None:
         return {keys[0]: reference}
-    unknown = sorted(str(key) for key in given if key not in keys)
+    unknown = sorted(str(key) for key in values if key not in keys)
     if unknown:
         raise BadReference(f"the reference has an unknown key `{unknown[0]}`; give {wanted}")
-    return given
+    return values
 
 
 def shorten(text: str) -> str:

@@ -33,8 +33,8 @@ class JudgeReference:
 
 def judge_reference(reference: object) -> JudgeReference:
     """Raises BadReference."""
-    given = fields(reference, ("question", "answer", "rubric"), JUDGE_WANTED)
-    question, answer, rubric = (given.get(key) for key in ("question", "answer", "rubric"))
+    values = fields(reference, ("question", "answer", "rubric"), JUDGE_WANTED)
+    question, answer, rubric = (values.get(key) for key in ("question", "answer", "rubric"))
     texts = [text for text in (question, answer, rubric) if text is not None]
     if question is None or len(texts) < 2 or not all(isinstance(text, str) and text.strip() for text in texts):
         raise BadReference(f"judge needs {JUDGE_WANTED}")
@@ -44,14 +44,14 @@ def judge_reference(reference: object) -> JudgeReference:
 def messages(right: JudgeReference, reply: str) -> list[dict[str, str]]:
     """The judge's prompt."""
     parts = [("Question", right.question), ("Right answer", right.answer), ("Rubric", right.rubric), ("Reply", reply)]
-    shown = "\n\n".join(f"{title}:\n{quoted(text)}" for title, text in parts if text is not None)
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{shown}\n\nYour verdict, as JSON:"}]
+    excerpts = "\n\n".join(f"{title}:\n{quoted(text)}" for title, text in parts if text is not None)
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{excerpts}\n\nYour verdict, as JSON:"}]
 
 
 def quoted(text: str) -> str:
     """A text line by line behind `> `, its end kept where it is too long, special tokens broken up."""
-    shown = text if len(text) <= QUOTED_CHARS_MAX else "… " + text[-QUOTED_CHARS_MAX:]
-    return "\n".join(f"> {line}" for line in shown.replace("<|", "< |").splitlines() or [""])
+    excerpt = text if len(text) <= QUOTED_CHARS_MAX else "… " + text[-QUOTED_CHARS_MAX:]
+    return "\n".join(f"> {line}" for line in excerpt.replace("<|", "< |").splitlines() or [""])
 
 
 def verdict(answer: str) -> tuple[str, str]:

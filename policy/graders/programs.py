@@ -46,9 +46,9 @@ class PythonReference:
 
 def python_reference(reference: object) -> PythonReference:
     """Raises BadReference, also for a test that is not Python."""
-    given = fields(reference, ("tests", "entry", "partial"), PYTHON_WANTED)
-    tests: Any = [given["tests"]] if isinstance(given.get("tests"), str) else given.get("tests")
-    entry, partial = given.get("entry"), given.get("partial", False)
+    values = fields(reference, ("tests", "entry", "partial"), PYTHON_WANTED)
+    tests: Any = [values["tests"]] if isinstance(values.get("tests"), str) else values.get("tests")
+    entry, partial = values.get("entry"), values.get("partial", False)
     shaped = isinstance(tests, list | tuple) and 0 < len(tests) <= TESTS_MAX and all(isinstance(t, str) for t in tests)
     if not shaped or not (entry is None or isinstance(entry, str)) or not isinstance(partial, bool):
         raise BadReference(f"python needs {PYTHON_WANTED}")
@@ -91,8 +91,8 @@ class RegexReference:
 
 def regex_reference(reference: object) -> RegexReference:
     """Raises BadReference."""
-    given = fields(reference, ("pattern", "on", "ignore_case"), REGEX_WANTED)
-    pattern, on, folded = given.get("pattern"), given.get("on", "reply"), given.get("ignore_case", False)
+    values = fields(reference, ("pattern", "on", "ignore_case"), REGEX_WANTED)
+    pattern, on, folded = values.get("pattern"), values.get("on", "reply"), values.get("ignore_case", False)
     if not isinstance(pattern, str) or not pattern or on not in ("reply", "answer") or not isinstance(folded, bool):
         raise BadReference(f"regex needs {REGEX_WANTED}")
     if len(pattern) > PATTERN_CHARS_MAX:
@@ -130,10 +130,10 @@ SCHEMA_WANTED = 'a JSON schema, e.g. {"type": "object", "required": ["city"]}'
 
 def schema_reference(reference: object) -> Mapping[str, Any]:
     """Read a JSON schema. Raises BadReference where the reference is not one."""
-    given = object_in(reference)
-    if given is None:
+    value = object_in(reference)
+    if value is None:
         raise BadReference(f"json_schema needs {SCHEMA_WANTED}")
-    schema = dict(given)
+    schema = dict(value)
     try:
         validator_for(schema).check_schema(schema)
     except (SchemaError, RecursionError) as error:

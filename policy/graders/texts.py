@@ -22,9 +22,9 @@ EXACT_WANTED = 'the right answer as text, or a list of right answers, e.g. ["NYC
 
 def exact_reference(reference: object) -> frozenset[str]:
     """Normalised right answers. Raises BadReference."""
-    given = reference if isinstance(reference, list | tuple) else [reference]
-    texts = [text for text in given if isinstance(text, str) and text.strip()]
-    if not texts or len(texts) != len(given):
+    references = reference if isinstance(reference, list | tuple) else [reference]
+    texts = [text for text in references if isinstance(text, str) and text.strip()]
+    if not texts or len(texts) != len(references):
         raise BadReference(f"exact needs {EXACT_WANTED}")
     return frozenset(normalise(_boxed(text)) for text in texts)
 
@@ -61,17 +61,17 @@ class NumericReference:
 
 def numeric_reference(reference: object) -> NumericReference:
     """Raises BadReference."""
-    given = fields(reference, ("value", "abs_tol", "rel_tol"), NUMERIC_WANTED)
-    value = given.get("value")
+    values = fields(reference, ("value", "abs_tol", "rel_tol"), NUMERIC_WANTED)
+    value = values.get("value")
     text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     numbers = numbers_in(text) if len(text) <= _ANSWER_CHARS_MAX else []
     if len(set(numbers)) != 1:
         raise BadReference(f"numeric needs {NUMERIC_WANTED}")
-    return NumericReference(numbers[0], _tolerance(given, "abs_tol"), _tolerance(given, "rel_tol"))
+    return NumericReference(numbers[0], _tolerance(values, "abs_tol"), _tolerance(values, "rel_tol"))
 
 
-def _tolerance(given: Mapping[str, object], key: str) -> Fraction:
-    value = given.get(key, 0)
+def _tolerance(values: Mapping[str, object], key: str) -> Fraction:
+    value = values.get(key, 0)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _TOLERANCE_MAX:
         raise BadReference(f"`{key}` must be a number ≥ 0")
     return Fraction(str(value))
@@ -139,8 +139,8 @@ class ChoiceReference:
 
 def choice_reference(reference: object) -> ChoiceReference:
     """Raises BadReference."""
-    given = fields(reference, ("answer", "options"), CHOICE_WANTED)
-    letter, options = given.get("answer"), given.get("options", {})
+    values = fields(reference, ("answer", "options"), CHOICE_WANTED)
+    letter, options = values.get("answer"), values.get("options", {})
     if not isinstance(letter, str) or not re.fullmatch(r"\(?[A-Ja-j]\)?", letter.strip()):
         raise BadReference(f"choice needs {CHOICE_WANTED}")
     named = isinstance(options, Mapping) and all(
@@ -157,8 +157,8 @@ def choice_reference(reference: object) -> ChoiceReference:
 def choice(right: ChoiceReference, reply: str) -> Judged:
     """1 where the final answer names the right option and no other, by letter or by its text."""
     answer = extract_answer(reply)
-    chosen = _letter(answer) or _by_text(answer, right.options)
-    return float(chosen == right.answer), f"chose {chosen or 'nothing'} in `{shorten(answer)}`"
+    letter = _letter(answer) or _by_text(answer, right.options)
+    return float(letter == right.answer), f"chose {letter or 'nothing'} in `{shorten(answer)}`"
 
 
 def _letter(answer: str) -> str | None:
@@ -172,5 +172,5 @@ def _letter(answer: str) -> str | None:
 
 
 def _by_text(answer: str, options: Mapping[str, str]) -> str | None:
-    wanted = normalise(answer.strip("*_` "))
-    return next((letter for letter, text in options.items() if text == wanted), None)
+    answer_text = normalise(answer.strip("*_` "))
+    return next((letter for letter, text in options.items() if text == answer_text), None)

@@ -160,10 +160,10 @@ def _last_object(path: Path) -> dict[str, Any] | None:
         return None
     for line in reversed(lines[:-1]):  # what follows the last newline is not complete
         try:
-            found = json.loads(line)
+            value = json.loads(line)
         except ValueError:
             continue
-        return found if isinstance(found, dict) else None
+        return value if isinstance(value, dict) else None
     return None
 
 

@@ -64,10 +64,10 @@ def judge(settings: JudgeSettings) -> Ask:
 
 def _verdict_text(reply: httpx.Response) -> str:
     try:
-        found = json.loads(reply.content[:JUDGE_REPLY_BYTES_MAX])
+        value = json.loads(reply.content[:JUDGE_REPLY_BYTES_MAX])
         if reply.status_code == 200:
-            return reply_text(found)
-        refusal = str(found["error"]["message"])
+            return reply_text(value)
+        refusal = str(value["error"]["message"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise GraderFailed(f"the judge answered {reply.status_code} and nothing that can be read") from None
     raise GraderFailed(f"the judge was refused ({reply.status_code}): {refusal}")
@@ -101,7 +101,7 @@ class Grading:
             await self._store.ungraded(one, f"there is no text to grade: the request ended {one.status}")
             return
         try:
-            found = await grade(name, one.reference, text, version=version or None, tools=self._tools())
+            result = await grade(name, one.reference, text, version=version or None, tools=self._tools())
         except GraderFailed as error:
             await self._again(one, str(error))
         except GraderError as error:
@@ -109,7 +109,7 @@ class Grading:
         except (OSError, MemoryError) as error:
             await self._again(one, f"{type(error).__name__}: {error}")
         else:
-            await self._store.graded(one, found.value, f"{found.grader}@{found.version}", found.detail)
+            await self._store.graded(one, result.value, f"{result.grader}@{result.version}", result.detail)
 
     async def _again(self, one: Waiting, reason: str) -> None:
         if one.attempts >= ATTEMPTS_MAX:

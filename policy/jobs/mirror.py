@@ -53,20 +53,20 @@ class Mirror:
         before = self._state()
         if before is not None and before["attempt"] > self._attempt:
             raise Conflict(f"{self._url}: attempt {before['attempt']} has taken the job over", code="job_overtaken")
-        known = dict(before["files"]) if before else {}
-        found = self._found()
-        there = set(known.values())
-        for name, digest in found.items():
+        files = dict(before["files"]) if before else {}
+        digests = self._found()
+        there = set(files.values())
+        for name, digest in digests.items():
             if digest not in there and send(self._place / name, self._at(digest)) != digest:
                 remove(self._at(digest))
-                found[name] = known.get(name, "")  # it was replaced meanwhile: its next state is for the next time
-        listed = {name: digest for name, digest in found.items() if digest}
-        state = {"attempt": self._attempt, "files": listed}
+                digests[name] = files.get(name, "")  # it was replaced meanwhile: its next state is for the next time
+        entries = {name: digest for name, digest in digests.items() if digest}
+        state = {"attempt": self._attempt, "files": entries}
         if state == before:
             return False
         send_text(json.dumps(state, indent=2, sort_keys=True), below(self._url, STATE))
         self._note(state)
-        for digest in there - set(listed.values()):
+        for digest in there - set(entries.values()):
             remove(self._at(digest))
         return True
 
@@ -86,9 +86,9 @@ class Mirror:
         for path in sorted(path for pattern in KEPT for path in self._place.glob(pattern) if path.is_file()):
             try:
                 stat = path.stat()
-                seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-                if self._digests.get(path, (None, ""))[0] != seen:
-                    self._digests[path] = (seen, file_sha256(path))
+                stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+                if self._digests.get(path, (None, ""))[0] != stamp:
+                    self._digests[path] = (stamp, file_sha256(path))
             except FileNotFoundError:
                 continue
             digests[os.fspath(path.relative_to(self._place))] = self._digests[path][1]

@@ -103,8 +103,8 @@ class Pipeline:
         self._spec = stored_spec(self._job.spec)
         await asyncio.to_thread(self._place.mkdir, parents=True, exist_ok=True)
         async with child.held(self._place) as self._lock:
-            if self._mirror is not None and (found := await self._beating(self._mirror.restore)):
-                await self._say(f"{found} files of an attempt on another machine, from {self._shop.url}")
+            if self._mirror is not None and (count := await self._beating(self._mirror.restore)):
+                await self._say(f"{count} files of an attempt on another machine, from {self._shop.url}")
             try:
                 selected = await self._select()
                 await self._train(selected)
@@ -121,8 +121,8 @@ class Pipeline:
 
     async def _select(self) -> dict[str, Any]:
         await self._enter("select")
-        done = self._place / "selected.json"
-        if not done.exists():
+        marker = self._place / "selected.json"
+        if not marker.exists():
             live = await self._steadily(lambda: self._releases.live(self._job.policy))
             parent = await self._releases.place(live) if live else self._shop.shipped
             train = {"init": str(parent), **self._spec.train} if parent else self._spec.train
@@ -130,9 +130,9 @@ class Pipeline:
             request["database_url"] = self._shop.database_url
             await self._program(self._policy("jobs", "select"), json.dumps(request).encode())
             facts = {"parent": str(parent) if parent else None, "live": live.id if live else None}
-            chosen = {**_object(self._place / "rows.json"), **facts, "place": str(self._place)}
-            await asyncio.to_thread(write_json, done, chosen)
-        selected = await self._here(_object(done))
+            selection = {**_object(self._place / "rows.json"), **facts, "place": str(self._place)}
+            await asyncio.to_thread(write_json, marker, selection)
+        selected = await self._here(_object(marker))
         other = await asyncio.to_thread(changed, selected["inputs"])
         if other is not None:
             raise Failed(f"{other} has changed since this job began; submit a new job to train on what it is now")
@@ -166,19 +166,21 @@ class Pipeline:
 
     async def _gate(self, selected: dict[str, Any]) -> dict[str, Any]:
         await self._enter("gate")
-        done = self._place / "gate.json"
-        if not done.exists():
+        marker = self._place / "gate.json"
+        if not marker.exists():
             rows = selected["train"].get("export")
-            given, _ = await asyncio.to_thread(inputs.local, self._spec.gate, self._place / "inputs")
+            inputs_local, _ = await asyncio.to_thread(inputs.local, self._spec.gate, self._place / "inputs")
             spec = await self._spec_file(
                 "gate",
-                gate_spec(replace(self._spec, train=selected["train"], gate=given), rows, selected.get("requests")),
+                gate_spec(
+                    replace(self._spec, train=selected["train"], gate=inputs_local), rows, selected.get("requests")
+                ),
             )
-            words = ["--spec", str(spec), "--candidate", str(self._place / "candidate"), "--out", str(done)]
+            words = ["--spec", str(spec), "--candidate", str(self._place / "candidate"), "--out", str(marker)]
             live = ["--live", selected["parent"]] if selected["parent"] else []
             await self._program(self._policy("gate", *words, *live), good=(EXIT_DONE, EXIT_REFUSED))
-        report = _object(done)
-        await self._steadily(lambda: self._store.beat(self._job, report=str(done)))
+        report = _object(marker)
+        await self._steadily(lambda: self._store.beat(self._job, report=str(marker)))
         if report.get("passed") is not True:
             raise Refused(_refusals(report))
         return report
@@ -315,18 +317,18 @@ def gate_spec(job: JobSpec, rows: str | None, requests: str | None = None) -> di
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise Failed(f"{path} cannot be read ({error}); submit the job again") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise Failed(f"{path} is no JSON object; submit the job again")
-    return found
+    return value
 
 
 def _refusals(report: dict[str, Any]) -> str:
-    found = report.get("refusals") or []
-    named = [f"{one.get('name')}: {one.get('said')}" if isinstance(one, dict) else str(one) for one in found]
-    return "; ".join(named) or "the gate gave no reason"
+    refusals = report.get("refusals") or []
+    names = [f"{one.get('name')}: {one.get('said')}" if isinstance(one, dict) else str(one) for one in refusals]
+    return "; ".join(names) or "the gate gave no reason"
 
 
 def _program_of(command: Sequence[str]) -> str:

@@ -46,11 +46,11 @@ def select(request: Mapping[str, Any]) -> dict[str, Any]:
     asks elsewhere. Raises as `policy.inputs.local`, `dataset.export` and `held_out`, and ConfigError for a file that
     cannot be read."""
     work, url = Path(request["work"]), str(request["database_url"])
-    given, origins = local(request["train"], work / "inputs")
-    spec = checked(TrainSpec, given)
+    inputs_local, origins = local(request["train"], work / "inputs")
+    spec = checked(TrainSpec, inputs_local)
     check_files(request["gate"])
     files = inputs(spec)
-    selected: dict[str, Any] = {"train": given, "inputs": files, "origins": origins, "report": None}
+    selected: dict[str, Any] = {"train": inputs_local, "inputs": files, "origins": origins, "report": None}
     selected |= {"requests": None, "bound": None}
     if spec.env not in TRAFFIC:
         return selected
@@ -61,7 +61,7 @@ def select(request: Mapping[str, Any]) -> dict[str, Any]:
         selected |= {"requests": str(work / REQUESTS), "bound": held.bound.as_json()}
         sys.stderr.write(f"{len(held.requests)} requests are held out for the gate: {json.dumps(selected['bound'])}\n")
         rules = replace(rules, validation_share=0.0, split_at=held.bound.at, split_keys=held.bound.keys)
-    return selected if spec.env == "live" else selected | _rows(url, selection, rules, given, files, work)
+    return selected if spec.env == "live" else selected | _rows(url, selection, rules, inputs_local, files, work)
 
 
 def _rows(
@@ -80,16 +80,16 @@ def _held_out(url: str, selection: Selection, rules: Rules, spec: TrainSpec, gat
     ConfigError where the gate lacks what it needs to ask real workers."""
     if gate.get("env") not in (None, "logged"):
         return None
-    asked = checked(GateSpec, gate)
-    at = rules.split_at or asked.held_out_from
+    gate_spec = checked(GateSpec, gate)
+    at = rules.split_at or gate_spec.held_out_from
     held = heldout.held_out(
         url,
         selection,
         Bound(at, rules.split_keys) if at else None,
-        share=rules.validation_share or asked.held_out_share,
+        share=rules.validation_share or gate_spec.held_out_share,
         seen=_questions(spec),
     )
-    if asked.env is None and _simulated(held):
+    if gate_spec.env is None and _simulated(held):
         return None
     if missing := [name for name in ASKING if not (gate.get(name) or (name != "usd_max" and getattr(spec, name)))]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
@@ -97,9 +97,9 @@ def _held_out(url: str, selection: Selection, rules: Rules, spec: TrainSpec, gat
             f"what is trained on traffic is judged on the user's own requests, of real workers: give the gate {flags} "
             '(--gate "…"), or --env arena where the traffic was the arena\'s'
         )
-    least = int(asked.thresholds.get("questions_min", Thresholds().questions_min))
-    if len(held.requests) < min(least, asked.n or least):
-        raise ConfigError(_too_few(held, least, rules.validation_share or asked.held_out_share))
+    least = int(gate_spec.thresholds.get("questions_min", Thresholds().questions_min))
+    if len(held.requests) < min(least, gate_spec.n or least):
+        raise ConfigError(_too_few(held, least, rules.validation_share or gate_spec.held_out_share))
     return held
 
 
@@ -130,8 +130,8 @@ def _questions(spec: TrainSpec) -> set[str]:
 
 def inputs(spec: TrainSpec) -> dict[str, str]:
     """The files that a spec names, with their hashes. Raises ConfigError naming one that cannot be read."""
-    named = [path for path in (spec.data, spec.prices, spec.prompts_file) if path is not None]
-    return {str(path.resolve()): sha256(path) for path in named}
+    paths = [path for path in (spec.data, spec.prices, spec.prompts_file) if path is not None]
+    return {str(path.resolve()): sha256(path) for path in paths}
 
 
 def check_files(gate: Mapping[str, Any]) -> None:

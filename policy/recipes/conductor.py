@@ -205,22 +205,24 @@ def figures(places: Places, python: str, n: int) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The arguments. Their defaults are the recipe; others make another conductor."""
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="python -m policy.recipes.conductor",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--out", type=Path, required=True, metavar="DIR", help="of the run; a short path")
-    made.add_argument("--ship", metavar="NAME", help="copy what comes out to policy/shipped/NAME")
-    made.add_argument("--start-steps", type=int, metavar="N", help="of the warm start (default: its own)")
-    made.add_argument("--rollouts", type=int, default=ROLLOUTS, help="requests of the traffic")
-    made.add_argument("--steps", type=int, default=PRACTICE_STEPS, help="of the practice")
-    made.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="more settings of the practice")
-    made.add_argument("--gate", nargs="+", default=[], metavar="WORD", help="more arguments of the gate")
-    made.add_argument("--gate-n", type=int, default=GATE_N, help="held-out questions of the gate")
-    made.add_argument("--n", type=int, default=FIGURES_N, help="held-out tasks of the figures")
-    made.add_argument("--python", default=sys.executable, help="with torch, for training; default this one")
-    return made
+    arguments.add_argument("--out", type=Path, required=True, metavar="DIR", help="of the run; a short path")
+    arguments.add_argument("--ship", metavar="NAME", help="copy what comes out to policy/shipped/NAME")
+    arguments.add_argument("--start-steps", type=int, metavar="N", help="of the warm start (default: its own)")
+    arguments.add_argument("--rollouts", type=int, default=ROLLOUTS, help="requests of the traffic")
+    arguments.add_argument("--steps", type=int, default=PRACTICE_STEPS, help="of the practice")
+    arguments.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="more settings of the practice"
+    )
+    arguments.add_argument("--gate", nargs="+", default=[], metavar="WORD", help="more arguments of the gate")
+    arguments.add_argument("--gate-n", type=int, default=GATE_N, help="held-out questions of the gate")
+    arguments.add_argument("--n", type=int, default=FIGURES_N, help="held-out tasks of the figures")
+    arguments.add_argument("--python", default=sys.executable, help="with torch, for training; default this one")
+    return arguments
 
 
 def run_stages(options: argparse.Namespace, places: Places) -> None:

@@ -97,8 +97,8 @@ def engine(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, 
         took_s = server.start()
         print(f"  vLLM holds {options.base.name} after {took_s:.0f} s", file=sys.stderr, flush=True)
         free = {f"BATON_CONDUCTOR_{side}_USD_PER_MTOK": "0" for side in ("INPUT", "OUTPUT")}  # hardware of one's own
-        held = {"BATON_POLICY_ENGINE": "vllm-lora", "BATON_POLICY_ENGINE_BASE": str(options.base)}
-        yield f"{server.url}/v1#{POLICY}", free | held | {"BATON_POLICY_RANK_MAX": "16"}
+        settings = {"BATON_POLICY_ENGINE": "vllm-lora", "BATON_POLICY_ENGINE_BASE": str(options.base)}
+        yield f"{server.url}/v1#{POLICY}", free | settings | {"BATON_POLICY_RANK_MAX": "16"}
     finally:
         server.stop()
 
@@ -125,11 +125,11 @@ class InstructLoop:
         await self._record(operator)
         for number, (name, words) in enumerate(self._replayed(), start=1):
             title(name)
-            done = await operator.job_round(number, words, options.canary, self._suite, self._last)
-            self._store(replace(done, name=name))
+            summary = await operator.job_round(number, words, options.canary, self._suite, self._last)
+            self._store(replace(summary, name=name))
         title("GRPO on the log")
-        done = await operator.round(3, options.rollouts, options.canary, self._suite, self._last)
-        self._store(replace(done, name="GRPO on the log"))
+        summary = await operator.round(3, options.rollouts, options.canary, self._suite, self._last)
+        self._store(replace(summary, name="GRPO on the log"))
 
     @property
     def _last(self) -> PolicyScore:
@@ -157,17 +157,25 @@ class InstructLoop:
     async def _record(self, operator: Operator) -> None:
         """Ask every worker the training questions, and those that the gate judges by."""
         title("Record")
-        asked = self._at.data / "questions.jsonl"
+        questions_file = self._at.data / "questions.jsonl"
         environment, options = self._questions.environment, self._options
         sizes: dict[Split, int] = {"train": options.record, "validation": options.gate_n}
-        drawn = [environment.prompts(split, min(n, environment.count(split)), 0) for split, n in sizes.items()]
-        prompts = [prompt for part in drawn for prompt in part]
+        draws = [environment.prompts(split, min(n, environment.count(split)), 0) for split, n in sizes.items()]
+        prompts = [prompt for part in draws for prompt in part]
         lines = [
             {"id": each.id, "question": each.messages[0]["content"], "gold": each.reference, "domain": each.category}
             for each in prompts
         ]
-        asked.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-        words = ["record", "--questions", str(asked), "--pool-file", str(self._at.pool), "--out", str(self._recorded)]
+        questions_file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+        words = [
+            "record",
+            "--questions",
+            str(questions_file),
+            "--pool-file",
+            str(self._at.pool),
+            "--out",
+            str(self._recorded),
+        ]
         _, output = await operator.baton(*words, "--usd-max", RECORD_USD_MAX, "--json")
         self._report.facts["record"] = json.loads(output.splitlines()[-1])
 
@@ -187,8 +195,8 @@ class InstructLoop:
         sets = [word for one in self._options.logged for word in ("--set", one)]
         served, key = self._at.served, self._at.data / "gate.key"
         write_atomic(key, served.data_key, mode=0o600)
-        asked = ["--url", served.base_url, "--key-file", str(key), "--pool-file", str(self._at.pool)]
-        gate = shlex.join([*asked, "--usd-max", GATE_USD_MAX])
+        access = ["--url", served.base_url, "--key-file", str(key), "--pool-file", str(self._at.pool)]
+        gate = shlex.join([*access, "--usd-max", GATE_USD_MAX])
         return [*sets, "--set", f"seed={self._options.seed}", "--gate", f"{self._gate()} {gate}"]
 
     def _gate(self) -> str:
@@ -196,9 +204,9 @@ class InstructLoop:
         sizes = ["--n", str(options.gate_n), "--draws", str(options.gate_draws)]
         return " ".join([*sizes, *(f"--set {one}" for one in options.gate)])
 
-    def _store(self, done: LearningRound | None = None) -> None:
+    def _store(self, summary: LearningRound | None = None) -> None:
         report, tally = self._report, self._traffic.tally
-        report.rounds += [done] if done else []
+        report.rounds += [summary] if summary else []
         report.requests = {"sent": tally.sent, "failed": tally.failed, "retried": tally.retried}
         report.requests["fallbacks"] = tally.fallbacks
         report.seconds = time.monotonic() - self._began_s
@@ -217,29 +225,31 @@ async def run(options: argparse.Namespace, at: Site, report: LearningReport) -> 
 
 def parser() -> argparse.ArgumentParser:
     """The arguments."""
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="python -m policy.recipes.instruct",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--base", type=Path, required=True, help="the policy directory of a base")
-    made.add_argument("--data", type=Path, required=True, help="recorded answers")
-    made.add_argument("--prices", type=Path, required=True, help="JSON: model → dollars per million tokens")
-    made.add_argument("--workers", default="", help="comma-separated models; all by default")
-    made.add_argument("--engine", choices=("vllm", "embedded"), default="vllm")
-    made.add_argument("--record", type=int, default=300, help="training questions that every worker is asked")
-    made.add_argument("--rollouts", type=int, default=200, help="requests of the traffic that round 3 learns from")
-    made.add_argument("--canary", type=int, default=24, help="requests while a version has 25 %% of them")
-    made.add_argument("--per-s", type=float, default=0.2, help="requests a second while a job runs")
-    made.add_argument("--n", type=int, default=100, help="held-out questions")
-    made.add_argument("--gate-n", type=int, default=100, help="questions of the gate's held-out run")
-    made.add_argument("--gate-draws", type=int, default=1, help="orders of the pool for each attack of the gate")
-    made.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--base", type=Path, required=True, help="the policy directory of a base")
+    arguments.add_argument("--data", type=Path, required=True, help="recorded answers")
+    arguments.add_argument("--prices", type=Path, required=True, help="JSON: model → dollars per million tokens")
+    arguments.add_argument("--workers", default="", help="comma-separated models; all by default")
+    arguments.add_argument("--engine", choices=("vllm", "embedded"), default="vllm")
+    arguments.add_argument("--record", type=int, default=300, help="training questions that every worker is asked")
+    arguments.add_argument("--rollouts", type=int, default=200, help="requests of the traffic that round 3 learns from")
+    arguments.add_argument("--canary", type=int, default=24, help="requests while a version has 25 %% of them")
+    arguments.add_argument("--per-s", type=float, default=0.2, help="requests a second while a job runs")
+    arguments.add_argument("--n", type=int, default=100, help="held-out questions")
+    arguments.add_argument("--gate-n", type=int, default=100, help="questions of the gate's held-out run")
+    arguments.add_argument("--gate-draws", type=int, default=1, help="orders of the pool for each attack of the gate")
+    arguments.add_argument("--seed", type=int, default=0)
     for name, what in (("sft", "round 1"), ("grpo", "round 2"), ("logged", "round 3")):
-        made.add_argument(f"--{name}", action="append", default=[], metavar="NAME=VALUE", help=f"settings of {what}")
-    made.add_argument("--gate", action="append", default=[], metavar="NAME=VALUE", help="thresholds of the gate")
-    made.add_argument("--out", type=Path, help="where the report goes")
-    return made
+        arguments.add_argument(
+            f"--{name}", action="append", default=[], metavar="NAME=VALUE", help=f"settings of {what}"
+        )
+    arguments.add_argument("--gate", action="append", default=[], metavar="NAME=VALUE", help="thresholds of the gate")
+    arguments.add_argument("--out", type=Path, help="where the report goes")
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -69,7 +69,7 @@ def stage(directory: Path, python: str, defaults: bool = False) -> Iterator[tupl
     """Workers and a gateway on them; the gateway, and its data directory."""
     with program("arena", directory, "policy.simulators.arena", "serve", "--speed", ARENA_SPEED) as arena:
         pool = directory / "pool.yaml"
-        pool.write_text(pool_yaml(arena.url, told=defaults), encoding="utf-8")
+        pool.write_text(pool_yaml(arena.url, profile=defaults), encoding="utf-8")
         settings = {"BATON_TRAIN_PYTHON": python} | ({} if defaults else SETTINGS)
         with gateway(directory, pool=pool, settings=settings) as served:
             yield served, directory / "data"
@@ -78,8 +78,10 @@ def stage(directory: Path, python: str, defaults: bool = False) -> Iterator[tupl
 async def oracle(questions: Questions, n: int) -> PolicyScore:
     """The best plan known for each held-out question, carried out in this process."""
     prompts, environment = questions.prompts("validation", n, SUITE), questions.environment
-    found = await sample(environment, [(prompt, [environment.oracle(prompt)]) for prompt in prompts])
-    return PolicyScore.of([each.outcome for each in found.episodes], [each.cost_nano / 1e9 for each in found.episodes])
+    episodes = await sample(environment, [(prompt, [environment.oracle(prompt)]) for prompt in prompts])
+    return PolicyScore.of(
+        [each.outcome for each in episodes.episodes], [each.cost_nano / 1e9 for each in episodes.episodes]
+    )
 
 
 async def run(options: argparse.Namespace, served: Gateway, data: Path, report: LearningReport) -> None:
@@ -107,9 +109,9 @@ async def run(options: argparse.Namespace, served: Gateway, data: Path, report: 
             keep(traffic)
             for number in range(1, options.rounds + 1):
                 title(f"Round {number} of {options.rounds}")
-                done = await operator.round(number, options.rollouts, options.canary, suite, was)
-                was = done.held_out
-                report.rounds.append(done)
+                summary = await operator.round(number, options.rollouts, options.canary, suite, was)
+                was = summary.held_out
+                report.rounds.append(summary)
                 keep(traffic)
             if operator.live != live:
                 title("Rollback")
@@ -123,15 +125,15 @@ async def run(options: argparse.Namespace, served: Gateway, data: Path, report: 
 
 def train_words(options: argparse.Namespace) -> list[str]:
     """Arguments of `baton train submit` after the log's."""
-    chosen = [f"seed={options.seed}", *options.set]
+    settings = [f"seed={options.seed}", *options.set]
     bounds = [*options.gate]
     if options.defaults:
         gate, log = ["--env arena"], []
     else:
-        chosen, bounds = [FAR, *chosen], [*THRESHOLDS, *bounds]
+        settings, bounds = [FAR, *settings], [*THRESHOLDS, *bounds]
         gate = [GATE.format(n=options.gate_n)]
         log = ["--validation-share", str(options.validation_share), "--key-share", KEY_SHARE]
-    words = [word for one in chosen for word in ("--set", one)]
+    words = [word for one in settings for word in ("--set", one)]
     return [*words, *log, "--gate", " ".join([*gate, *(f"--set {one}" for one in bounds)])]
 
 
@@ -151,24 +153,28 @@ def title(text: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The arguments."""
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="python -m policy.recipes.learning",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--defaults", action="store_true", help="one key, and every setting as it comes")
-    made.add_argument("--rounds", type=int, help="default 3; 1 with --defaults")
-    made.add_argument("--rollouts", type=int, help="requests of a round's traffic; default 512, 2,400 with --defaults")
-    made.add_argument("--canary", type=int, default=60, help="requests while a version has 25 %% of them")
-    made.add_argument("--n", type=int, default=150, help="held-out questions")
-    made.add_argument("--gate-n", type=int, default=200, help="questions of the gate's held-out run, other ones")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--validation-share", type=float, default=0.2, help="of the rows: the gate's, not the trainer's")
-    made.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="settings of the trainer")
-    made.add_argument("--gate", action="append", default=[], metavar="NAME=VALUE", help="thresholds of the gate")
-    made.add_argument("--python", default=sys.executable, help="with torch, for training; default this one")
-    made.add_argument("--out", type=Path, help="where the report goes")
-    return made
+    arguments.add_argument("--defaults", action="store_true", help="one key, and every setting as it comes")
+    arguments.add_argument("--rounds", type=int, help="default 3; 1 with --defaults")
+    arguments.add_argument(
+        "--rollouts", type=int, help="requests of a round's traffic; default 512, 2,400 with --defaults"
+    )
+    arguments.add_argument("--canary", type=int, default=60, help="requests while a version has 25 %% of them")
+    arguments.add_argument("--n", type=int, default=150, help="held-out questions")
+    arguments.add_argument("--gate-n", type=int, default=200, help="questions of the gate's held-out run, other ones")
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument(
+        "--validation-share", type=float, default=0.2, help="of the rows: the gate's, not the trainer's"
+    )
+    arguments.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="settings of the trainer")
+    arguments.add_argument("--gate", action="append", default=[], metavar="NAME=VALUE", help="thresholds of the gate")
+    arguments.add_argument("--python", default=sys.executable, help="with torch, for training; default this one")
+    arguments.add_argument("--out", type=Path, help="where the report goes")
+    return arguments
 
 
 def has_torch(python: str) -> bool:

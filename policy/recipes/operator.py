@@ -138,8 +138,8 @@ class Operator:
         earned = await self.traffic.ask_to_learn(f"round {number}, traffic for {self.live}", questions)
         await self.wait_for_grades()
         words = ("--env", "logged", "--policy-version", self.live, *self.train)
-        done = await self.job_round(number, words, canary, suite, was)
-        return replace(done, traffic=earned, rollouts=rollouts)
+        summary = await self.job_round(number, words, canary, suite, was)
+        return replace(summary, traffic=earned, rollouts=rollouts)
 
     async def job_round(
         self, number: int, words: Sequence[str], canary: int, suite: Sequence[GradedQuestion], was: PolicyScore

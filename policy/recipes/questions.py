@@ -56,8 +56,8 @@ class RecordedQuestions:
         """As the protocol says, but fewer where the split has fewer. The recording's own verdict grades what clients
         see; the gateway's grader compares the final answer with the gold one."""
         n = min(n, self.environment.count(split))
-        found = self.environment.prompts(split, n, SEEDS_APART * (self._seed + 1) + kind)
-        return [self._graded(prompt) for prompt in found]
+        prompts = self.environment.prompts(split, n, SEEDS_APART * (self._seed + 1) + kind)
+        return [self._graded(prompt) for prompt in prompts]
 
     def _graded(self, prompt: Prompt) -> GradedQuestion:
         text = str(prompt.messages[0]["content"])

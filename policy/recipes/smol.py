@@ -130,22 +130,22 @@ class Run:
 
     def _prepare(self) -> None:
         """One file to train on, and one of each recording for what is hidden; the first one is written last."""
-        known: list[str] = []
+        lines: list[str] = []
         prices: dict[str, Any] = {}
         for each in self._recordings:
             prices |= json.loads(each.prices.read_text(encoding="utf-8"))
             rows = list(each.rows())
             hidden = hidden_types(row.get("domain", "") for row in rows)
-            seen = [row for row in rows if row.get("domain", "") not in hidden]
+            rows_shown = [row for row in rows if row.get("domain", "") not in hidden]
             unseen = [row for row in rows if row.get("domain", "") in hidden]
-            own = [only(row, each.trained) for row in seen]
-            known += [json.dumps(row) for row in own]
+            own = [only(row, each.trained) for row in rows_shown]
+            lines += [json.dumps(row) for row in own]
             _write(self._file(f"{each.name}-seen.jsonl"), own)
             _write(self._file(f"{each.name}-types.jsonl"), [only(row, each.trained) for row in unseen])
-            _write(self._file(f"{each.name}-worker.jsonl"), [only(row, each.workers) for row in seen])
+            _write(self._file(f"{each.name}-worker.jsonl"), [only(row, each.workers) for row in rows_shown])
             print(f"{each.name}: hidden types: {', '.join(sorted(hidden)) or 'none'}", file=sys.stderr)
         write_atomic(self._file("prices.json"), json.dumps(prices))
-        write_atomic(self._file("questions.jsonl"), "\n".join(known) + "\n")
+        write_atomic(self._file("questions.jsonl"), "\n".join(lines) + "\n")
 
     def _train(self, name: str, version: str, init: Path, words: Sequence[str], settings: Sequence[str]) -> None:
         place = self._file(name)
@@ -163,7 +163,7 @@ class Run:
         """Whether the practised adapter passes on this recording; the report stays."""
         out = self._file(f"gate-{each.name}.json")
         if not out.exists():
-            seen = ["--data", str(self._file(f"{each.name}-seen.jsonl")), "--prices", str(self._file("prices.json"))]
+            data = ["--data", str(self._file(f"{each.name}-seen.jsonl")), "--prices", str(self._file("prices.json"))]
             words = [
                 "--candidate",
                 str(self._file("practised")),
@@ -172,18 +172,18 @@ class Run:
                 *shlex.split(self._options.gate),
             ]
             run_program(
-                sys.executable, "policy", "gate", "--env", "replay", *seen, *words, "--out", str(out),
+                sys.executable, "policy", "gate", "--env", "replay", *data, *words, "--out", str(out),
                 "--workers", ",".join(each.trained), *shlex.split(self._options.gate), good=(0, REFUSED),
             )  # fmt: skip
         return bool(json.loads(out.read_text(encoding="utf-8"))["passed"])
 
     def _examinations(self) -> Iterator[Examination]:
         for each in self._recordings:
-            seen = self._file(f"{each.name}-seen.jsonl")
-            yield Examination(f"{each.name}-seen", seen, each.trained, seen)
+            data = self._file(f"{each.name}-seen.jsonl")
+            yield Examination(f"{each.name}-seen", data, each.trained, data)
             types = self._file(f"{each.name}-types.jsonl")
             if types.stat().st_size:
-                yield Examination(types.stem, types, each.trained, seen)
+                yield Examination(types.stem, types, each.trained, data)
             if each.hidden:
                 worker = self._file(f"{each.name}-worker.jsonl")
                 yield Examination(worker.stem, worker, each.workers, worker)
@@ -261,26 +261,30 @@ def recordings_of(options: argparse.Namespace) -> list[Recorded]:
 
 def parser() -> argparse.ArgumentParser:
     """The arguments. Their defaults are the recipe; others make another adapter."""
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="python -m policy.recipes.smol",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--recorded", type=Path, action="append", default=[], metavar="FILE", help="recorded answers")
-    made.add_argument("--prices", type=Path, action="append", default=[], metavar="FILE", help="of its models")
-    made.add_argument("--workers", action="append", default=[], metavar="A,B,…", help="the models of its pool")
-    made.add_argument("--hide-workers", default="", metavar="A,B,…", help="models that training does not see")
-    made.add_argument("--out", type=Path, required=True, metavar="DIR", help="of the run")
-    made.add_argument("--base", type=Path, metavar="DIR", help="a base that was imported already")
-    made.add_argument("--ship", metavar="NAME", help="copy what comes out to policy/shipped/NAME")
-    made.add_argument(
+    arguments.add_argument(
+        "--recorded", type=Path, action="append", default=[], metavar="FILE", help="recorded answers"
+    )
+    arguments.add_argument("--prices", type=Path, action="append", default=[], metavar="FILE", help="of its models")
+    arguments.add_argument("--workers", action="append", default=[], metavar="A,B,…", help="the models of its pool")
+    arguments.add_argument("--hide-workers", default="", metavar="A,B,…", help="models that training does not see")
+    arguments.add_argument("--out", type=Path, required=True, metavar="DIR", help="of the run")
+    arguments.add_argument("--base", type=Path, metavar="DIR", help="a base that was imported already")
+    arguments.add_argument("--ship", metavar="NAME", help="copy what comes out to policy/shipped/NAME")
+    arguments.add_argument(
         "--taught", action="append", default=[], metavar="NAME=VALUE", help="more settings of the lessons"
     )
-    made.add_argument("--practised", action="append", default=[], metavar="NAME=VALUE", help="settings of the practice")
-    made.add_argument("--gate", default="", metavar="WORDS", help="more arguments of the gates, as one")
-    made.add_argument("--figures", default="", metavar="WORDS", help="more arguments of the figures, as one")
-    made.add_argument("--n", type=int, default=300, help="questions of each examination, at most")
-    return made
+    arguments.add_argument(
+        "--practised", action="append", default=[], metavar="NAME=VALUE", help="settings of the practice"
+    )
+    arguments.add_argument("--gate", default="", metavar="WORDS", help="more arguments of the gates, as one")
+    arguments.add_argument("--figures", default="", metavar="WORDS", help="more arguments of the figures, as one")
+    arguments.add_argument("--n", type=int, default=300, help="questions of each examination, at most")
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:

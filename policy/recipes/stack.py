@@ -54,8 +54,8 @@ class Gateway:
     def read(cls, facts: Path) -> Gateway:
         """Raises SystemExit with what to do when there is no such gateway."""
         try:
-            found = json.loads(facts.read_text(encoding="utf-8"))
-            return cls(**{name: found[name] for name in cls.__slots__})
+            values = json.loads(facts.read_text(encoding="utf-8"))
+            return cls(**{name: values[name] for name in cls.__slots__})
         except (OSError, ValueError, KeyError) as error:
             raise SystemExit(f"{facts}: no running gateway ({error}); start one with `make serve`") from None
 
@@ -145,13 +145,13 @@ def temporary_directory() -> Iterator[Path]:
 
 def output_of(*arguments: str) -> str:
     """What `python -m …` prints. Raises SystemExit with its error."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", *arguments], cwd=ROOT, env=clean_environment(), capture_output=True, text=True,
         timeout=START_S, check=False,
     )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(done.stderr.strip() or f"{arguments[0]} ended with status {done.returncode}")
-    return done.stdout
+    if process.returncode:
+        raise SystemExit(process.stderr.strip() or f"{arguments[0]} ended with status {process.returncode}")
+    return process.stdout
 
 
 def run_program(python: str, *words: str, good: Sequence[int] = (0,)) -> None:
@@ -159,10 +159,10 @@ def run_program(python: str, *words: str, good: Sequence[int] = (0,)) -> None:
     `good`."""
     print(f"$ python -m {shlex.join(words)}", file=sys.stderr, flush=True)
     leashed = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), "15", "-", python, "-m", *words]
-    done = subprocess.run(leashed, cwd=ROOT, env=clean_environment(), stdout=sys.stderr, check=False)
-    if done.returncode not in good:
+    process = subprocess.run(leashed, cwd=ROOT, env=clean_environment(), stdout=sys.stderr, check=False)
+    if process.returncode not in good:
         raise RecipeFailed(
-            f"python -m {words[0]} ended with status {done.returncode}; the same command goes on from there"
+            f"python -m {words[0]} ended with status {process.returncode}; the same command goes on from there"
         )
 
 

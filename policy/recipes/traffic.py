@@ -156,9 +156,9 @@ class Traffic:
             keys = []
             for index in range(applications):
                 body = {"name": f"application {index + 1}"}
-                made = await http.post(f"{served.admin_url}/admin/keys", json=body, headers=admin)
-                made.raise_for_status()
-                keys.append(made.json()["key"])
+                reply = await http.post(f"{served.admin_url}/admin/keys", json=body, headers=admin)
+                reply.raise_for_status()
+                keys.append(reply.json()["key"])
             yield cls(served, http, keys)
 
     async def ask(

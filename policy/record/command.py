@@ -140,15 +140,17 @@ def _specs(options: argparse.Namespace, pool: PoolFile) -> list[WorkerSpec]:
         models = [spec for spec in pool.pool(name) if spec.kind in MODEL_KINDS and spec.name != options.judge]
     except KeyError:
         raise ConfigError(f"--pool-name {name}: not in {options.pool_file}") from None
-    wanted = [one.strip() for one in options.workers.split(",") if one.strip()]
-    known = {spec.name: spec for spec in pool.workers if spec.kind in MODEL_KINDS and spec.task == "chat"}
-    if missing := [one for one in wanted if one not in known]:
-        raise ConfigError(f"--workers {missing[0]}: no model worker of {options.pool_file}; it has {', '.join(known)}")
-    found = [known[one] for one in wanted] or models
-    _check_priced(found)
-    if not found:
+    names = [one.strip() for one in options.workers.split(",") if one.strip()]
+    by_name = {spec.name: spec for spec in pool.workers if spec.kind in MODEL_KINDS and spec.task == "chat"}
+    if missing := [one for one in names if one not in by_name]:
+        raise ConfigError(
+            f"--workers {missing[0]}: no model worker of {options.pool_file}; it has {', '.join(by_name)}"
+        )
+    specs = [by_name[one] for one in names] or models
+    _check_priced(specs)
+    if not specs:
         raise ConfigError(f"pool `{name}` of {options.pool_file} has no model worker to record")
-    return found
+    return specs
 
 
 def _check_priced(specs: list[WorkerSpec]) -> None:
@@ -179,8 +181,8 @@ def _questions(options: argparse.Namespace) -> list[RecordQuestion]:
         url, selection = database_url_of(options), selection_of(options)
         questions, reasons = of_log(url, selection, options.traffic, options.seed, rubric, options.questions_max)
         left_out = dict(reasons)
-    told = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()) if count)
-    sys.stderr.write(f"{len(questions)} questions" + (f"; left out: {told}" if told else "") + "\n")
+    omissions = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()) if count)
+    sys.stderr.write(f"{len(questions)} questions" + (f"; left out: {omissions}" if omissions else "") + "\n")
     return questions
 
 

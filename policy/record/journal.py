@@ -66,10 +66,10 @@ class RecordJournal:
 
     def add_worker(self, name: str, digest: str) -> None:
         """Note how a worker is asked. Raises ConfigError where it was asked otherwise before."""
-        known = self.digests.get(name)
-        if known is None:
+        old_digest = self.digests.get(name)
+        if old_digest is None:
             self._write({"kind": "worker", "name": name, "digest": digest})
-        elif known != digest:
+        elif old_digest != digest:
             raise ConfigError(
                 f"{self.path}: `{name}` was recorded as another model, or with other settings; name another --out"
             )
@@ -90,8 +90,8 @@ class RecordJournal:
         self, hold: int, nano: int, draw: RecordedDraw | None = None, answer: Mapping[str, Any] | None = None
     ) -> None:
         """End a hold at its real cost, with the answer where there is one."""
-        named = {} if draw is None or answer is None else {**asdict(draw), "answer": dict(answer)}
-        self._write({"kind": "settle", "hold": hold, "nano": nano, **named})
+        fields = {} if draw is None or answer is None else {**asdict(draw), "answer": dict(answer)}
+        self._write({"kind": "settle", "hold": hold, "nano": nano, **fields})
 
     def grade(self, draw: RecordedDraw, verdict: RecordedVerdict) -> None:
         """Note what a grader said."""
@@ -122,8 +122,8 @@ class RecordJournal:
             case "worker":
                 self.digests[str(line["name"])] = str(line["digest"])
             case "question":
-                named = {name: line[name] for name in ("id", "gold", "grader", "reference", "domain")}
-                question = RecordQuestion(messages=tuple(line["messages"]), **named)
+                fields = {name: line[name] for name in ("id", "gold", "grader", "reference", "domain")}
+                question = RecordQuestion(messages=tuple(line["messages"]), **fields)
                 self.questions[question.key] = question
             case "hold":
                 self.open_nano[int(line["id"])] = int(line["nano"])

@@ -118,17 +118,17 @@ def of_file(path: Path, grader: str, judge: str | None) -> tuple[list[RecordQues
     """(questions, number of lines that ask what an earlier one asked). `grader`: of lines that name none; `judge`: the
     rubric by which replies to lines without gold and grader are judged; None: they are not. Raises ConfigError naming
     line and field."""
-    found: dict[str, RecordQuestion] = {}
+    questions: dict[str, RecordQuestion] = {}
     repeated = 0
     for number, text in _lines(path):
         question = _of_line(text, f"{path}:{number}", grader, judge)
-        repeated += question.key in found
-        found.setdefault(question.key, question)
-        if len(found) > QUESTIONS_MAX:
+        repeated += question.key in questions
+        questions.setdefault(question.key, question)
+        if len(questions) > QUESTIONS_MAX:
             raise ConfigError(f"{path}: over {QUESTIONS_MAX} questions; split the file")
-    if not found:
+    if not questions:
         raise ConfigError(f"{path}: holds no question; give a JSONL file with at least one line")
-    return list(found.values()), repeated
+    return list(questions.values()), repeated
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -156,11 +156,11 @@ def _of_line(text: bytes, place: str, grader: str, judge: str | None) -> RecordQ
         raise ConfigError(f"{place}: {first_of(error)}") from None
     gold = None if line.gold is None else str(line.gold)
     reference = line.reference if line.reference is not None else gold
-    asked = line.asked()
-    named, reference = _grading(place, line.grader or grader, reference, question_text(asked), judge)
-    key = conversation_key(asked).hex()
+    conversation = line.asked()
+    named, reference = _grading(place, line.grader or grader, reference, question_text(conversation), judge)
+    key = conversation_key(conversation).hex()
     domain = line.task_type or line.domain or line.category
-    return RecordQuestion(line.id or key[:12], asked, _gold(gold, named, reference), named, reference, domain)
+    return RecordQuestion(line.id or key[:12], conversation, _gold(gold, named, reference), named, reference, domain)
 
 
 def _grading(place: str, grader: str, reference: Any, question: str, judge: str | None) -> tuple[str | None, Any]:
@@ -205,33 +205,33 @@ def of_log(
     """(questions, oldest first; what was left out by reason) of a share of the logged requests; which ones is a hash of
     (seed, request). The latest `questions_max` of the latest REQUESTS_MAX, as far as TEXT_BYTES_MAX hold them.
     `graded`: only those that something grades. Raises ConfigError where nothing is left, and as `read.snapshot`."""
-    found: dict[str, RecordQuestion] = {}
+    questions: dict[str, RecordQuestion] = {}
     left_out: Counter[str] = Counter()
-    text_bytes, asked = 0, 0
+    text_bytes, requests = 0, 0
     bounds = {"latest": REQUESTS_MAX, "bytes_max": REQUEST_BYTES_MAX}
     with snapshot(database_url) as connection:
         for request in requests_of(connection, selection, REQUESTS_AT_ONCE, **bounds):
-            asked += 1
+            requests += 1
             reason = _refusal(request) or ("not drawn" if fraction("record", seed, request.id) >= share else None)
             question = None if reason else _of_request(request, judge)
-            if question is not None and question.key in found:
+            if question is not None and question.key in questions:
                 reason = "asked again later"
             if graded and question is not None and question.grader is None:
                 reason = "without a grader"
             if reason or question is None:
                 left_out[reason or "its grader cannot use its reference"] += 1
-            elif len(found) >= questions_max:
+            elif len(questions) >= questions_max:
                 left_out["over --questions-max"] += 1
             elif text_bytes + (size := _bytes(question)) > TEXT_BYTES_MAX:
                 left_out[f"over {TEXT_BYTES_MAX >> 20} MiB of text in all"] += 1
             else:
-                found[question.key], text_bytes = question, text_bytes + size
-        if asked == REQUESTS_MAX:
-            left_out[f"older than the latest {REQUESTS_MAX:,}"] = count_requests(connection, selection) - asked
-    if not found:
+                questions[question.key], text_bytes = question, text_bytes + size
+        if requests == REQUESTS_MAX:
+            left_out[f"older than the latest {REQUESTS_MAX:,}"] = count_requests(connection, selection) - requests
+    if not questions:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items())) or "none was selected"
         raise ConfigError(f"no logged request can be asked again: {reasons}")
-    return list(reversed(found.values())), left_out
+    return list(reversed(questions.values())), left_out
 
 
 def _bytes(question: RecordQuestion) -> int:
@@ -264,9 +264,9 @@ def _of_request(request: StoredRequest, judge: str | None) -> RecordQuestion | N
     messages = tuple(dict(one) for one in request.messages)
     grader, reference = request.tags.get("grader", ""), request.tags.get("reference")
     try:
-        named, right = _grading(request.id, grader, reference if grader else None, question_text(messages), judge)
+        grading, right = _grading(request.id, grader, reference if grader else None, question_text(messages), judge)
     except ConfigError:
         return None
     return RecordQuestion(
-        request.id, messages, _gold(None, named, right), named, right, request.task_type, request.pool
+        request.id, messages, _gold(None, grading, right), grading, right, request.task_type, request.pool
     )

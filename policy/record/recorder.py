@@ -94,9 +94,9 @@ class Recorder:
             self._journal.add_worker(spec.name, digest_of(spec, self._settings))
         for question in questions:
             self._journal.add_question(question)
-        asked = list(self._journal.questions.values())
-        self.progress = RecordProgress(len(asked) * len(self._specs) * self._settings.samples)
-        draws = self._draws(asked)
+        all_questions = list(self._journal.questions.values())
+        self.progress = RecordProgress(len(all_questions) * len(self._specs) * self._settings.samples)
+        draws = self._draws(all_questions)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._settings.concurrency):
@@ -187,11 +187,11 @@ class Recorder:
         name, _, version = str(question.grader).partition("@")
         tools = Tools(ask=self._asked_judge)
         try:
-            found = await graders.grade(name, question.reference, output, version=version or None, tools=tools)
+            grade = await graders.grade(name, question.reference, output, version=version or None, tools=tools)
         except GraderError:
             self.progress.ungraded += 1
         else:
-            self._journal.grade(draw, RecordedVerdict(found.value, found.detail))
+            self._journal.grade(draw, RecordedVerdict(grade.value, grade.detail))
 
     async def _asked_judge(self, messages: list[dict[str, str]]) -> str:
         """What the judge says. Raises GraderFailed, RecordCapReached."""
@@ -277,5 +277,5 @@ def _answer(spec: WorkerSpec, reply: WorkerReply, nano: int) -> dict[str, Any]:
 
 def _error_answer(error: UpstreamError, nano: int) -> dict[str, Any]:
     status = error.upstream_status or (TIMEOUT_STATUS if "timeout" in error.code else LOST_STATUS)
-    told = {"status": status, "code": error.code, "message": error.message}
-    return {"output": "", "input_tokens": 0, "output_tokens": 0, "nano": nano, "error": told}
+    details = {"status": status, "code": error.code, "message": error.message}
+    return {"output": "", "input_tokens": 0, "output_tokens": 0, "nano": nano, "error": details}

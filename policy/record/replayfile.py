@@ -109,9 +109,9 @@ def _answer(journal: RecordJournal, draw: RecordedDraw) -> dict[str, Any]:
 def write_prices(specs: Sequence[WorkerSpec], path: Path) -> None:
     """Write worker → dollars per million tokens, keeping what the file has of others. Raises Unavailable."""
     try:
-        known = json.loads(path.read_text()) if path.exists() else {}
+        old_prices = json.loads(path.read_text()) if path.exists() else {}
         prices = {spec.name: _dollars(spec.price or Price()) for spec in specs}
-        write_atomic(path, json.dumps(known | prices, indent=1) + "\n")
+        write_atomic(path, json.dumps(old_prices | prices, indent=1) + "\n")
     except (OSError, ValueError) as error:
         raise Unavailable(f"{path} could not be written: {error}") from None
 

@@ -72,8 +72,8 @@ class SequenceScore:
 class PrefixCache:
     """The caches of the last few prompts, so that a shared beginning is computed once. Safe across threads."""
 
-    def __init__(self, kept: int = PREFIXES_KEPT, bytes_max: int = PREFIX_BYTES_MAX) -> None:
-        self._kept = kept
+    def __init__(self, prefixes_max: int = PREFIXES_KEPT, bytes_max: int = PREFIX_BYTES_MAX) -> None:
+        self._kept = prefixes_max
         self._bytes_max = bytes_max
         self._bytes = 0
         self._entries: OrderedDict[tuple[int, ...], Cache] = OrderedDict()
@@ -108,8 +108,8 @@ class PrefixCache:
 class Drafts:
     """Guesses how a plan goes on: as one of the last plans did after the same few tokens. Safe across threads."""
 
-    def __init__(self, kept: int = PLANS_KEPT) -> None:
-        self._plans: deque[tuple[int, ...]] = deque(maxlen=kept)
+    def __init__(self, plans_max: int = PLANS_KEPT) -> None:
+        self._plans: deque[tuple[int, ...]] = deque(maxlen=plans_max)
 
     def add(self, tokens: Sequence[int]) -> None:
         """Remember a plan that was decoded."""

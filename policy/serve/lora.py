@@ -28,32 +28,32 @@ SIBLINGS_MAX = 10_000  # directories looked at for a base
 UNSUPPORTED = ("use_dora", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern")
 
 
-def base_of(adapter: SealedPolicy, known: Iterable[SealedPolicy]) -> SealedPolicy:
-    """The weights under an adapter: one of `known`, else a directory beside it, of its base's name or with the same
+def base_of(adapter: SealedPolicy, policies: Iterable[SealedPolicy]) -> SealedPolicy:
+    """The weights under an adapter: one of `policies`, else a directory beside it, of its base's name or with the same
     weights, else where its base lay when it was trained. Raises VersionRefused(base)."""
     manifest, place = adapter.manifest, adapter.directory
     if not manifest.base_sha256:
         raise VersionRefused("base", f"{place}: an adapter must name its base's sha256; train it again")
-    for one in known:
+    for one in policies:
         if _is_base(one.manifest, manifest.base_sha256):
             return one
-    named = place.parent / Path(manifest.base).name
-    for directory in _candidates(adapter, named):
+    base_place = place.parent / Path(manifest.base).name
+    for directory in _candidates(adapter, base_place):
         if _is_base(manifest_of(read_document(directory)), manifest.base_sha256):
             return read_complete(directory)
     name = manifest.base or "a base without a name"
     raise VersionRefused(
         "base",
         f"{place}: an adapter of {name} ({manifest.base_sha256[:12]}…), which is neither loaded nor beside it; put its "
-        f"base at {named}",
+        f"base at {base_place}",
     )
 
 
-def _candidates(adapter: SealedPolicy, named: Path) -> Iterator[Path]:
+def _candidates(adapter: SealedPolicy, base_place: Path) -> Iterator[Path]:
     """Directories with a manifest in which an adapter's base may lie, the likeliest first."""
     siblings = sorted(adapter.directory.parent.iterdir())[:SIBLINGS_MAX]
     source = [Path(adapter.manifest.base_source)] if adapter.manifest.base_source else []
-    for directory in (named, *siblings, *source):
+    for directory in (base_place, *siblings, *source):
         if directory != adapter.directory and (directory / MANIFEST_FILE).is_file():
             yield directory
 

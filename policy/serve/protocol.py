@@ -214,8 +214,8 @@ def masked_body(
     request: CompletionRequest, sampled: TokenSample, tokens: Tokens, id_: str, created: int
 ) -> dict[str, Any]:
     """The body of one token that was sampled under a mask: its log-prob, and those of the likeliest, named by id."""
-    name, chosen = f"token_id:{sampled.token}", (sampled.token, sampled.logprob)
-    top = {f"token_id:{token}": max(logprob, LOGPROB_MIN) for token, logprob in (chosen, *sampled.top)}
+    name, pair = f"token_id:{sampled.token}", (sampled.token, sampled.logprob)
+    top = {f"token_id:{token}": max(logprob, LOGPROB_MIN) for token, logprob in (pair, *sampled.top)}
     logprobs = {"tokens": [name], "token_logprobs": [sampled.logprob], "top_logprobs": [top], "text_offset": [0]}
     return _completion_body(request, sampled.token, {"logprobs": logprobs}, tokens, id_, created)
 

@@ -246,8 +246,8 @@ async def _unload(request: Request) -> Response:
 
 def _check_admin(request: Request) -> None:
     """Raises ApiError(401) without the admin key."""
-    given = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(), (_served(request).admin_key or "").encode()):
+    key = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(key.encode(), (_served(request).admin_key or "").encode()):
         raise ApiError(401, "this route takes the server's admin key", code="invalid_api_key")
 
 

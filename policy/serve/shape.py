@@ -118,10 +118,10 @@ def tokens_shape(config: dict[str, Any]) -> Shape:
 def load_weights(directory: Path, shape: Shape, *, mapped: bool = False) -> dict[str, Array]:
     """The checkpoint's tensors as float32 by name, over all its shards, each checked against `shape`. `mapped`: those
     stored as float32 are views of the files, which must stay as they are. Raises VersionRefused."""
-    stored = {name: (path, tensor) for path in shards(directory) for name, tensor in read_header(path).items()}
+    tensors = {name: (path, tensor) for path in shards(directory) for name, tensor in read_header(path).items()}
     weights: dict[str, Array] = {}
     for name, dims in shape.tensors():
-        path, tensor = stored.get(name, (directory / WEIGHTS_FILE, None))
+        path, tensor = tensors.get(name, (directory / WEIGHTS_FILE, None))
         if tensor is None or tensor.shape != dims:
             has = tensor.shape if tensor else "no such tensor"
             raise VersionRefused("shape", f"{path}: {name} should be {dims}, it has {has}")
@@ -150,10 +150,10 @@ def read_tensor(path: Path, tensor: Tensor, *, mapped: bool = False) -> Array:
     try:
         if mapped and tensor.dtype == "F32" and tensor.at_bytes % 4 == 0 and 0 not in tensor.shape:
             return np.asarray(np.memmap(path, NUMPY["F32"], "r", tensor.at_bytes, tensor.shape))
-        stored = np.fromfile(path, NUMPY[tensor.dtype], math.prod(tensor.shape), offset=tensor.at_bytes)
+        values = np.fromfile(path, NUMPY[tensor.dtype], math.prod(tensor.shape), offset=tensor.at_bytes)
     except (OSError, ValueError) as error:  # ValueError: the file is shorter than its header says
         raise VersionRefused("engine", f"{path}: {error}") from error
-    wide = (stored.astype(np.uint32) << 16).view(np.float32) if tensor.dtype == "BF16" else stored
+    wide = (values.astype(np.uint32) << 16).view(np.float32) if tensor.dtype == "BF16" else values
     return np.ascontiguousarray(wide.reshape(tensor.shape), dtype=np.float32)
 
 

@@ -83,13 +83,13 @@ class Versions:
     async def load(self, name: str, directory: Path) -> LoadedVersion:
         """Serve `directory` as `name` beside the others; again does nothing. Raises VersionRefused."""
         async with self._loading:
-            known = self._loaded.get(name)
-            if known:
-                if known.policy.directory != directory:
+            old_version = self._loaded.get(name)
+            if old_version:
+                if old_version.policy.directory != directory:
                     raise VersionRefused(
-                        "taken", f"{name} is {known.policy.directory} already; give other weights another version"
+                        "taken", f"{name} is {old_version.policy.directory} already; give other weights another version"
                     )
-                return known
+                return old_version
             self._leaving = [engine for engine in self._leaving if engine.in_flight]
             if len(self._loaded) + len(self._leaving) >= self._versions_max:
                 raise VersionRefused("full", f"{', '.join(self._loaded)}: as many as fit in memory; unload one first")

@@ -135,14 +135,14 @@ def conversation_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
     """Digest of a conversation: the `question_key` of a single text of a user, else of all messages as they are."""
     if len(messages) == 1 and messages[0].get("role") == "user" and isinstance(messages[0].get("content"), str):
         return question_key(messages[0]["content"])
-    said = json.dumps([dict(message) for message in messages], sort_keys=True, ensure_ascii=False)
-    return hashlib.blake2b(said.encode(errors="surrogatepass"), digest_size=16, person=b"conversation").digest()
+    text = json.dumps([dict(message) for message in messages], sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16, person=b"conversation").digest()
 
 
 def load(path: Path, models: Sequence[str] = ()) -> Recordings:
     """Read a recording line by line, keeping only `models` (empty: all). Raises BadRecording."""
     recordings = Recordings(chosen=bool(models))
-    seen: dict[str, None] = {}
+    questions: dict[str, None] = {}
     held_bytes = 0
     for number, line in _lines(path):
         key, recording, unused = _parse(line, f"{path}:{number}", models)
@@ -154,13 +154,13 @@ def load(path: Path, models: Sequence[str] = ()) -> Recordings:
             raise BadRecording(f"{path}:{number}: the question stands in an earlier line; delete one of the two")
         recordings.by_question[key] = recording
         recordings.checks_unused += unused
-        seen.update(dict.fromkeys(recording.answers))
+        questions.update(dict.fromkeys(recording.answers))
     if not recordings.by_question:
         raise BadRecording(f"{path}: holds no recording; give a JSONL file with at least one line")
-    missing = [model for model in models if model not in seen]
+    missing = [model for model in models if model not in questions]
     if missing:
         raise BadRecording(f"{path}: has no answers of `{missing[0]}`; drop it from --workers")
-    recordings.models = tuple(models) or tuple(sorted(seen))
+    recordings.models = tuple(models) or tuple(sorted(questions))
     return recordings
 
 
@@ -202,21 +202,23 @@ def _parse(line: bytes, place: str, models: Sequence[str]) -> tuple[bytes, Recor
     """(the key of the question, its recording, the number of checks of answers that are not in it)."""
     record, question, workers = _row(line, place)
     tokens = _count(record.get("input_tokens"), place, "input_tokens")
-    wanted = {model: answer for model, answer in workers.items() if answer is not None and model in (models or workers)}
+    own_answers = {
+        model: answer for model, answer in workers.items() if answer is not None and model in (models or workers)
+    }
     name = str(record.get("id", ""))
     answers = {
-        model: _answers(answer, place, f"workers.{model}", f"{name} {model}") for model, answer in wanted.items()
+        model: _answers(answer, place, f"workers.{model}", f"{name} {model}") for model, answer in own_answers.items()
     }
     every = _checks(record.get("checks"), place)
-    said = {model: check for model, check in every.items() if not models or model in models}
-    checks = {model: check for model, check in said.items() if model in answers}
+    all_checks = {model: check for model, check in every.items() if not models or model in models}
+    checks = {model: check for model, check in all_checks.items() if model in answers}
     domain, gold = (None if record.get(key) is None else str(record[key]) for key in ("domain", "gold"))
     messages = _messages(record.get("messages"), place)
     key, conversation = question_key(question), None
     if messages is not None:
         key, conversation = conversation_key(messages), _packed(json.dumps(messages))
     recording = Recording(name, tokens, answers, _packed(question), domain, gold, checks, conversation)
-    return key, recording, len(said) - len(checks)
+    return key, recording, len(all_checks) - len(checks)
 
 
 def _messages(value: object, place: str) -> list[dict[str, Any]] | None:
@@ -260,13 +262,13 @@ def _answer(value: object, place: str, field_name: str, name: str) -> RecordedAn
     if error is not None:
         value, score = {**value, "output": "", "output_tokens": value.get("output_tokens", 0)}, 0.0
     tokens = _count(value.get("output_tokens"), place, f"{field_name}.output_tokens")
-    given = value.get("input_tokens")
+    count = value.get("input_tokens")
     return RecordedAnswer(
         _packed(_text(value, place, field_name, name)),
         tokens,
         score,
         None if value.get("cost_usd") is None else _nano(value["cost_usd"], place, f"{field_name}.cost_usd"),
-        input_tokens=None if given is None else _count(given, place, f"{field_name}.input_tokens"),
+        input_tokens=None if count is None else _count(count, place, f"{field_name}.input_tokens"),
         finish_reason=str(value.get("finish_reason") or "stop"),
         refusal=value.get("refusal") is True,
         error=error,

@@ -97,12 +97,12 @@ class ReplaySpeaker:
 
     def _recording(self, body: Mapping[str, Any]) -> tuple[bytes, Recording | None]:
         """(key, recording) of the conversation without what Baton shows of other steps; else of its last user text."""
-        found = self._recordings.by_question
+        recordings = self._recordings.by_question
         last = question_key(last_user_text(body))
         messages = [one for one in body["messages"] if isinstance(one, Mapping)]
         bare = [one for one in messages if not str(one.get("content", "")).startswith(SEEN_HEAD)]
-        key = next((key for key in (conversation_key(messages), conversation_key(bare)) if key in found), last)
-        return key, found.get(key)
+        key = next((key for key in (conversation_key(messages), conversation_key(bare)) if key in recordings), last)
+        return key, recordings.get(key)
 
     def check(self, task: str, seen: Sequence[Mapping[str, Any]]) -> RecordedCheck:
         """What the recorded check said of the last reply that a step sees. Raises RequestRefusal(404) where nothing was
@@ -171,8 +171,8 @@ def _handles(models: Sequence[str], seed: int) -> dict[str, str]:
     handles: dict[str, str] = {}
     for model in sorted(models):
         free = [handle for handle in HANDLES if handle not in handles.values()]
-        drawn = Random(f"{seed} {model}").sample(HANDLES, len(HANDLES))
-        handles[model] = next(handle for handle in drawn if handle in free)
+        names = Random(f"{seed} {model}").sample(HANDLES, len(HANDLES))
+        handles[model] = next(handle for handle in names if handle in free)
     return handles
 
 
@@ -193,8 +193,8 @@ async def answer_check(speaker: ReplaySpeaker, request: web.Request) -> web.Resp
     try:
         body = await request.json()
         check = speaker.check(str(body["task"]), [dict(one) for one in body["seen"]])
-    except RequestRefusal as refused:
-        return refused.response()
+    except RequestRefusal as refusal:
+        return refusal.response()
     except (ValueError, KeyError, TypeError):
         return RequestRefusal(400, "invalid_request", "send {task, seen: [{handle, task, reply}]}").response()
     usage = usage_body(Usage(bill_nano=check.cost_nano))

@@ -149,8 +149,8 @@ class WorkerServer:
     async def _models(self, request: web.Request) -> web.Response:
         try:
             name = self._worker(request)
-        except RequestRefusal as refused:
-            return refused.response()
+        except RequestRefusal as refusal:
+            return refusal.response()
         model = {"id": name, "object": "model", "created": 0, "owned_by": "simulator"}
         return web.json_response({"object": "list", "data": [model]})
 
@@ -161,8 +161,8 @@ class WorkerServer:
         try:
             try:
                 response = await self._complete(request)
-            except RequestRefusal as refused:
-                response = refused.response()
+            except RequestRefusal as refusal:
+                response = refusal.response()
             end = "done"
             return response
         finally:

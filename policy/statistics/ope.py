@@ -121,9 +121,9 @@ def refusals(rows: int, mean_weight: float, ess: float, settings: OpeSettings) -
             f"mean weight {mean_weight:.3f} is outside {bounds}: the new policy does what the log has none of; collect "
             "logs nearer to it"
         )
-    wanted = max(settings.ess_min, settings.ess_share_min * rows)
-    if ess < wanted:
-        reasons.append(f"effective sample size {ess:.0f} of {rows} rows is under {wanted:.0f}: collect more logs")
+    ess_least = max(settings.ess_min, settings.ess_share_min * rows)
+    if ess < ess_least:
+        reasons.append(f"effective sample size {ess:.0f} of {rows} rows is under {ess_least:.0f}: collect more logs")
     return tuple(reasons)
 
 

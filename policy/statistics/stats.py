@@ -52,9 +52,9 @@ def bootstrap_ratios(
         if len(index) != len(top):
             raise ValueError(f"{len(index)} cluster labels for {len(top)} rows")
         top, bottom = _summed(top, index, len(labels)), _summed(bottom, index, len(labels))
-    drawn = _resampled(top, bottom, resamples, seed)
+    draws = _resampled(top, bottom, resamples, seed)
     values = _ratio(top.sum(axis=0), bottom.sum(axis=0))
-    return [_interval(float(value), drawn[:, column], level) for column, value in enumerate(values)]
+    return [_interval(float(value), draws[:, column], level) for column, value in enumerate(values)]
 
 
 def _summed(rows: Floats, index: NDArray[np.int64], clusters: int) -> Floats:
@@ -77,11 +77,11 @@ def _resampled(top: Floats, bottom: Floats, resamples: int, seed: int) -> Floats
     return np.concatenate(parts)
 
 
-def _interval(value: float, drawn: Floats, level: float) -> Interval:
-    drawn = drawn[~np.isnan(drawn)]
-    if math.isnan(value) or not len(drawn):
+def _interval(value: float, draws: Floats, level: float) -> Interval:
+    draws = draws[~np.isnan(draws)]
+    if math.isnan(value) or not len(draws):
         return Interval(math.nan, math.nan, math.nan)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, float(low), float(high))
 
 
@@ -211,13 +211,13 @@ def cpt(shares: ArrayLike, accuracies: ArrayLike, weak: float, strong: float, ga
     if not 0 < gap_share <= 1:
         raise ValueError(f"gap_share {gap_share} is outside (0, 1]")
     x, y = _call_curve(shares, accuracies, weak, strong)
-    wanted = weak + gap_share * (strong - weak)
-    if y[0] >= wanted:
+    target = weak + gap_share * (strong - weak)
+    if y[0] >= target:
         return float(x[0])
-    if y.max() < wanted:
+    if y.max() < target:
         return 1.0
-    reached = int(np.argmax(y >= wanted))
-    return float(np.interp(wanted, y[reached - 1 : reached + 1], x[reached - 1 : reached + 1]))
+    reached = int(np.argmax(y >= target))
+    return float(np.interp(target, y[reached - 1 : reached + 1], x[reached - 1 : reached + 1]))
 
 
 def routerarena_score(accuracy: float, usd_per_1k: float, *, beta: float = 0.1) -> float:

@@ -139,8 +139,8 @@ def vote_result(each: Observation, voters: Sequence[str]) -> WorkerResult:
     """What `voters` and a majority give on a prompt: the earliest reply with the most common answer."""
     results = [each.results[name] for name in voters]
     counts = Counter(result.answer for result in results if result.answer)
-    chosen = max(results, key=lambda result: counts[result.answer])  # the first of equals
-    return WorkerResult(chosen.outcome, sum(result.cost_nano for result in results), chosen.answer)
+    result = max(results, key=lambda result: counts[result.answer])  # the first of equals
+    return WorkerResult(result.outcome, sum(result.cost_nano for result in results), result.answer)
 
 
 def vote(observed: Sequence[Observation], usd_weight: float = 0.0, sizes: Sequence[int] = VOTERS) -> Planner:
@@ -264,25 +264,27 @@ def _nearest_planner(name: str, observed: Sequence[Observation], usd_weight: flo
 
     def worth(k: int) -> tuple[float, float]:
         near = ((each, by_k[k].of(each.question, without=each.question)) for each in observed)
-        return value((each.results[_worthiest(seen, each.results, usd_weight)] for each, seen in near), usd_weight)
+        return value(
+            (each.results[_worthiest(experience, each.results, usd_weight)] for each, experience in near), usd_weight
+        )
 
     near = by_k[max(KNN_SIZES, key=worth)]
 
     def choose(situation: Situation) -> Plan:
-        seen = near.of(question_text(situation.conversation))
+        experience = near.of(question_text(situation.conversation))
         offered = [spec.name for spec in models_of(situation)]
-        return single(by_name(situation, [_worthiest(seen, offered, usd_weight)])[0])
+        return single(by_name(situation, [_worthiest(experience, offered, usd_weight)])[0])
 
     return OneRoundPlanner(name, choose)
 
 
-def _worthiest(seen: Mapping[str, WorkerExperience], names: Iterable[str], usd_weight: float) -> str:
+def _worthiest(experience: Mapping[str, WorkerExperience], names: Iterable[str], usd_weight: float) -> str:
     """The worker of the best value by experience; one without any is worth nothing. Ties to the later name."""
 
     def worth(name: str) -> tuple[float, float, str]:
-        if name not in seen:
+        if name not in experience:
             return -math.inf, 0.0, name
-        usd = seen[name].cost_nano_mean / NANO_PER_USD
-        return seen[name].success_mean - usd_weight * usd, -usd, name
+        usd = experience[name].cost_nano_mean / NANO_PER_USD
+        return experience[name].success_mean - usd_weight * usd, -usd, name
 
     return max(names, key=worth)

@@ -128,7 +128,7 @@ def test_a_guess_stays_within_the_bounds_and_the_grammar(base: Path) -> None:
 
 
 def test_a_draft_follows_the_longest_end_it_knows() -> None:
-    drafts = Drafts(kept=2)
+    drafts = Drafts(plans_max=2)
     assert drafts.after([1, 2]) == ()
     drafts.add([9, 9, 9])
     drafts.add([1, 2, 3, 4])
@@ -151,7 +151,7 @@ def test_a_shared_beginning_is_computed_once_and_changes_nothing(directory: Path
 
 
 def test_the_prefix_cache_is_bounded_and_leaves_one_token() -> None:
-    kept = PrefixCache(kept=2)
+    kept = PrefixCache(prefixes_max=2)
     arrays = (np.arange(40, dtype=np.float32).reshape(1, 1, 40, 1),)
     for first in range(3):
         kept.add([first, *range(1, 40)], Cache(40, arrays))

@@ -64,11 +64,11 @@ def prompt_of(request: HeldOutRequest, pool: Sequence[WorkerSpec]) -> Prompt:
     )
 
 
-def _experience(shown: Mapping[str, object]) -> WorkerExperience | None:
-    seen = shown.get("experience")
-    if not isinstance(seen, Mapping):
+def _experience(fields: Mapping[str, object]) -> WorkerExperience | None:
+    past = fields.get("experience")
+    if not isinstance(past, Mapping):
         return None
-    return WorkerExperience(str(shown["name"]), seen["n"], seen["success"], seen["cost_nano"], seen["ms"])
+    return WorkerExperience(str(fields["name"]), past["n"], past["success"], past["cost_nano"], past["ms"])
 
 
 class TrafficEnvironment(ExecutedEnvironment):

@@ -156,9 +156,9 @@ def _held_request(request: StoredRequest, group: str) -> HeldOutRequest:
 # ---------------------------------------------------------------- as a file
 
 
-def write(path: Path, found: HeldOut) -> None:
+def write(path: Path, requests: HeldOut) -> None:
     """Replace a file by the slice; no other user of the machine can read it."""
-    write_atomic(path, found.model_dump_json(), mode=0o600)
+    write_atomic(path, requests.model_dump_json(), mode=0o600)
 
 
 def read(path: Path) -> HeldOut:

@@ -28,9 +28,9 @@ def samples_of(prompts: Sequence[Prompt], single_usd: float, candidate_usd: floa
     """How often each question is asked, so that all together cost what the candidate cost: the next whole numbers below
     and above the ratio, by a hash of the question. At least once, at most SAMPLES_MAX times."""
     ratio = candidate_usd / single_usd if single_usd else SAMPLES_MAX
-    wanted = min(max(ratio, 1.0), float(SAMPLES_MAX))
-    whole = math.floor(wanted)
-    return [whole + (fraction(SELF_CONSISTENCY, seed, prompt.id) < wanted - whole) for prompt in prompts]
+    count = min(max(ratio, 1.0), float(SAMPLES_MAX))
+    whole = math.floor(count)
+    return [whole + (fraction(SELF_CONSISTENCY, seed, prompt.id) < count - whole) for prompt in prompts]
 
 
 async def self_consistency(
@@ -52,8 +52,8 @@ async def self_consistency(
 
     planner = fixed(name.removeprefix(FIXED))
     work = [(prompt, [planner] * count) for prompt, count in zip(prompts, counts, strict=True)]
-    found = await sample(traffic.stage.environment, work, concurrency=CONCURRENCY, on_progress=progress)
-    rows = [_voted(prompt, group) for prompt, group in zip(prompts, found.groups, strict=True)]
+    episodes = await sample(traffic.stage.environment, work, concurrency=CONCURRENCY, on_progress=progress)
+    rows = [_voted(prompt, group) for prompt, group in zip(prompts, episodes.groups, strict=True)]
     partial.keep(key, rows)
     say.done(f"{what}: {fmean(counts):.2f} samples a question, right {accuracy(rows):.3f}")
     return rows

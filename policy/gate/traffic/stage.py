@@ -116,10 +116,12 @@ class OpenTraffic:
 
     def counts(self) -> CallCounts:
         """Return the counts of this run and of those that it goes on from."""
-        found = Counter(made=self.calls.counts.made, stored=self.calls.counts.stored, nano=self.calls.counts.saved_nano)
+        counter = Counter(
+            made=self.calls.counts.made, stored=self.calls.counts.stored, nano=self.calls.counts.saved_nano
+        )
         for line in read_lines(self._ledger):
-            found.update(line)
-        return CallCounts(found["made"], found["stored"], found["nano"])
+            counter.update(line)
+        return CallCounts(counter["made"], counter["stored"], counter["nano"])
 
     def close(self) -> None:
         """Write this run's counts down, for a run that goes on from here. Raises StoreFull."""
@@ -139,21 +141,23 @@ class OpenTraffic:
 
 @asynccontextmanager
 async def opened(
-    given: TrafficOptions, folder: Path, rounds: int, latest: Callable[[], Progress]
+    options: TrafficOptions, folder: Path, rounds: int, latest: Callable[[], Progress]
 ) -> AsyncIterator[OpenTraffic]:
     """The stage of a spec. `folder`: where finished work is kept. On the way out calls in flight end and are stored.
     Raises ConfigError for what is missing, and Unavailable in one line where the gate had to stop."""
-    pool, judge = _pool(given)
-    held = heldout.read(given.requests)
-    prompts, left_out = _gradable(given, held, pool, judge)
-    allowance = CallBudget(folder / "spent.jsonl", usd_to_nano(given.usd_max))
-    store = StoredReplies(given.replies or folder / "replies.jsonl")
-    caps = replace(CAPS, cost_nano=usd_to_nano(given.episode_usd_max), wall_s=UNHURRIED_S)
-    async with _client(given) as client:
-        calls = PaidCalls(sender(client), most_nano, store, allowance, given.calls_max)
+    pool, judge = _pool(options)
+    requests = heldout.read(options.requests)
+    prompts, left_out = _gradable(options, requests, pool, judge)
+    allowance = CallBudget(folder / "spent.jsonl", usd_to_nano(options.usd_max))
+    store = StoredReplies(options.replies or folder / "replies.jsonl")
+    caps = replace(CAPS, cost_nano=usd_to_nano(options.episode_usd_max), wall_s=UNHURRIED_S)
+    async with _client(options) as client:
+        calls = PaidCalls(sender(client), most_nano, store, allowance, options.calls_max)
         environment = TrafficEnvironment(prompts, calls, Executor(caps, rounds), judge)
-        facts = _facts(given, held, left_out, pool, judge)
-        traffic = OpenTraffic(TrafficStage(environment, prompts, held, facts), calls, folder / "calls.jsonl", latest)
+        facts = _facts(options, requests, left_out, pool, judge)
+        traffic = OpenTraffic(
+            TrafficStage(environment, prompts, requests, facts), calls, folder / "calls.jsonl", latest
+        )
         stop: Exception | None = None
         try:
             yield traffic
@@ -169,13 +173,13 @@ async def opened(
             raise traffic.stopped(stop) if isinstance(stop, CallsEnded) else stop
 
 
-def _pool(given: TrafficOptions) -> tuple[tuple[WorkerSpec, ...], Judge | None]:
-    document = pool_file_of(given.pool_file)
+def _pool(options: TrafficOptions) -> tuple[tuple[WorkerSpec, ...], Judge | None]:
+    document = pool_file_of(options.pool_file)
     try:
-        pool = document.pool(given.pool or document.default)
-        judge = Judge(document.worker(given.judge), given.rubric) if given.judge else None
+        pool = document.pool(options.pool or document.default)
+        judge = Judge(document.worker(options.judge), options.rubric) if options.judge else None
     except KeyError as error:
-        raise ConfigError(f"{given.pool_file}: has no {error}; name a pool and a judge that are in it") from None
+        raise ConfigError(f"{options.pool_file}: has no {error}; name a pool and a judge that are in it") from None
     for spec in (*pool, *([judge.worker] if judge else [])):
         if spec.price is None:
             raise ConfigError(f"worker {spec.name} has no price, so nothing would bound it: give one in the pool file")
@@ -183,27 +187,27 @@ def _pool(given: TrafficOptions) -> tuple[tuple[WorkerSpec, ...], Judge | None]:
 
 
 def _gradable(
-    given: TrafficOptions, held: HeldOut, pool: tuple[WorkerSpec, ...], judge: Judge | None
+    options: TrafficOptions, requests: HeldOut, pool: tuple[WorkerSpec, ...], judge: Judge | None
 ) -> tuple[list[Prompt], dict[str, int]]:
     """The latest requests that can be asked and graded again, and how many are left out by reason."""
-    left_out, chosen = Counter(held.left_out), []
-    name = given.pool or pool_file_of(given.pool_file).default
-    for request in held.requests:
+    left_out, gradable = Counter(requests.left_out), []
+    name = options.pool or pool_file_of(options.pool_file).default
+    for request in requests.requests:
         reason = "other_pool" if request.pool_name != name else fault_of(request, judge)
         if reason is not None:
             left_out[reason] += 1
         else:
-            chosen.append(request)
-    most = given.n or QUESTIONS_MAX
-    left_out["over_limit"] += max(0, len(chosen) - most)
+            gradable.append(request)
+    most = options.n or QUESTIONS_MAX
+    left_out["over_limit"] += max(0, len(gradable) - most)
     counts = {reason: count for reason, count in left_out.items() if count}
-    if not chosen:
+    if not gradable:
         raise ConfigError(f"no held-out request can be asked again: {heldout.listed(counts) or 'the slice is empty'}")
-    return [prompt_of(request, pool) for request in chosen[-most:]], counts
+    return [prompt_of(request, pool) for request in gradable[-most:]], counts
 
 
-def _client(given: TrafficOptions) -> httpx.AsyncClient:
-    path = given.key_file
+def _client(options: TrafficOptions) -> httpx.AsyncClient:
+    path = options.key_file
     try:
         with path.open("rb") as file:
             key = file.read(KEY_BYTES_MAX).decode().strip()
@@ -211,24 +215,24 @@ def _client(given: TrafficOptions) -> httpx.AsyncClient:
         raise ConfigError(f"--key-file {path}: cannot be read ({error})") from None
     limits = httpx.Limits(max_connections=CONNECTIONS_MAX)
     return httpx.AsyncClient(
-        base_url=given.url.rstrip("/") + "/", headers={"authorization": f"Bearer {key}"}, limits=limits
+        base_url=options.url.rstrip("/") + "/", headers={"authorization": f"Bearer {key}"}, limits=limits
     )
 
 
 def _facts(
-    given: TrafficOptions,
-    held: HeldOut,
+    options: TrafficOptions,
+    requests: HeldOut,
     left_out: Mapping[str, int],
     pool: tuple[WorkerSpec, ...],
     judge: Judge | None,
 ) -> dict[str, Any]:
     """What was asked, of whom, how it was graded: for the report, and part of what names finished work."""
     return {
-        "bound": held.bound.as_json(),
+        "bound": requests.bound.as_json(),
         "left_out": dict(left_out),
-        "pool": given.pool or "default",
+        "pool": options.pool or "default",
         "pool_hash": pool_hash(pool),
-        "episode_usd_max": given.episode_usd_max,
+        "episode_usd_max": options.episode_usd_max,
         "judge": None if judge is None else judge.worker.name,
         "rubric": None if judge is None else judge.rubric,
     }

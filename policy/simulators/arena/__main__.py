@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status (2: bad arguments)."""
     args = parser().parse_args(argv)
     if args.command == "pool":
-        sys.stdout.write(pool_yaml(args.base_url, told=not args.untold))
+        sys.stdout.write(pool_yaml(args.base_url, profile=not args.untold))
         return 0
     if args.command == "serve":
         return _serve(args)

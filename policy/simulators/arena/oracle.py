@@ -53,11 +53,11 @@ class _Chooser:
 
     def success(self, worker: ArenaWorker, skill: str) -> float:
         """Shown level, moved by experience as a mean with PRIOR_WEIGHT pseudo-observations."""
-        shown = worker.shown_success(skill)
-        if not shown or worker.handle not in self.experience:
-            return shown
+        success = worker.shown_success(skill)
+        if not success or worker.handle not in self.experience:
+            return success
         n, mean = self.experience[worker.handle]
-        return (PRIOR_WEIGHT * shown + n * mean) / (PRIOR_WEIGHT + n)
+        return (PRIOR_WEIGHT * success + n * mean) / (PRIOR_WEIGHT + n)
 
     def price(self, worker: ArenaWorker) -> float:
         return self.price_weight * worker.typical_usd()

@@ -171,18 +171,18 @@ def random_pool(rng: Random, n: int, *, builtins: bool = True) -> Pool:
     deck: list[str] = []
     pool: list[ArenaWorker] = []
     for handle in rng.sample(HANDLES, n):
-        chosen: list[str] = []
-        while len(chosen) < rng.choice((2, 3, 3)):
+        names: list[str] = []
+        while len(names) < rng.choice((2, 3, 3)):
             if not deck:
                 deck = [*SKILLS, "logic"]  # a vote needs several solvers
                 rng.shuffle(deck)
-            skill = next((s for s in deck if s not in chosen), None)
+            skill = next((s for s in deck if s not in names), None)
             if skill is None:
                 deck = [*SKILLS]
                 continue
             deck.remove(skill)
-            chosen.append(skill)
-        pool.append(random_worker(rng, handle, tuple(chosen)))
+            names.append(skill)
+        pool.append(random_worker(rng, handle, tuple(names)))
     if builtins:
         pool += [VOTE_TOOL, SELF_WORKER]
     rng.shuffle(pool)
@@ -192,16 +192,16 @@ def random_pool(rng: Random, n: int, *, builtins: bool = True) -> Pool:
 # ---------------------------------------------------------------- the pool file of `make serve`
 
 
-def worker_entry(worker: ArenaWorker, base_url: str, *, told: bool = True) -> dict[str, Any]:
-    """One worker as it stands in pool.yaml; `vote` is built into the gateway and `self` is the conductor. `told`: what
-    a model is good at is said; else it has no tags and the same description as every other."""
-    told = told or worker.kind != "openai"
+def worker_entry(worker: ArenaWorker, base_url: str, *, profile: bool = True) -> dict[str, Any]:
+    """One worker as it stands in pool.yaml; `vote` is built into the gateway and `self` is the conductor. `profile`:
+    what a model is good at is said; else it has no tags and the same description as every other."""
+    profile = profile or worker.kind != "openai"
     entry: dict[str, Any] = {
         "name": worker.name,
         "handle": worker.handle,
         "kind": worker.kind,
-        "description": worker.description if told else UNTOLD,
-        "tags": list(worker.tags) if told else [],
+        "description": worker.description if profile else UNTOLD,
+        "tags": list(worker.tags) if profile else [],
         "price": {
             "input_usd_per_mtok": f"{worker.price.input_usd_per_mtok}",
             "output_usd_per_mtok": f"{worker.price.output_usd_per_mtok}",
@@ -221,11 +221,11 @@ def worker_entry(worker: ArenaWorker, base_url: str, *, told: bool = True) -> di
     }
 
 
-def pool_yaml(base_url: str, standard: Pool = STANDARD, held_out: Pool = HELD_OUT, *, told: bool = True) -> str:
+def pool_yaml(base_url: str, standard: Pool = STANDARD, held_out: Pool = HELD_OUT, *, profile: bool = True) -> str:
     """pool.yaml with the pools `arena` (the default) and `heldout`. Raises ValueError if it would not be valid."""
     builtins = (VOTE_TOOL, SELF_WORKER)
     document = {
-        "workers": [worker_entry(worker, base_url, told=told) for worker in (*standard, *held_out, *builtins)],
+        "workers": [worker_entry(worker, base_url, profile=profile) for worker in (*standard, *held_out, *builtins)],
         "pools": {
             "arena": [worker.name for worker in (*standard, *builtins)],
             "heldout": [worker.name for worker in (*held_out, *builtins)],

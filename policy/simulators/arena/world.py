@@ -76,15 +76,15 @@ def read_prompt(messages: Sequence[Mapping[str, object]], text_of: Sequence[str]
     if not users:
         raise ValueError("no user message")
     earlier, last = users[:-1], users[-1]
-    seen = tuple(
+    steps = tuple(
         (None if hit["task"] in (None, _NO_TASK) else _plain(hit["task"]), _plain(hit["reply"]))
         for text in earlier
         for hit in _STEP.finditer(text)
     )
     requests = [hit[1] for text in earlier for hit in _REQUEST.finditer(text)]
     if requests:
-        return WorkerPrompt(_plain("\n".join(requests)), last, seen)
-    return WorkerPrompt(last, None, seen)
+        return WorkerPrompt(_plain("\n".join(requests)), last, steps)
+    return WorkerPrompt(last, None, steps)
 
 
 def _plain(text: str) -> str:

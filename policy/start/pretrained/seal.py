@@ -99,8 +99,8 @@ def base_files(directory: Path) -> list[Path]:
         raise BadRequest(f"{directory}: there is no such directory; give one with a model in Hugging Face's files")
     if (directory / ADAPTER_CONFIG_FILE).is_file():
         raise BadRequest(f"{directory}: a LoRA adapter is no base; seal the model that it was trained on")
-    known = read_object(directory / MANIFEST_FILE) if (directory / MANIFEST_FILE).is_file() else {"kind": "base"}
-    if known.get("kind") != "base":
+    manifest = read_object(directory / MANIFEST_FILE) if (directory / MANIFEST_FILE).is_file() else {"kind": "base"}
+    if manifest.get("kind") != "base":
         raise BadRequest(f"{directory}: sealed already, as a trained version; publish it as it is")
     read_object(directory / CONFIG_FILE)
     weights = sorted(directory.glob("*.safetensors"))
@@ -118,8 +118,8 @@ def base_files(directory: Path) -> list[Path]:
 
 def _unlisted_shards(directory: Path, weights: list[Path]) -> list[str]:
     index = directory / "model.safetensors.index.json"
-    wanted = set(read_object(index).get("weight_map", {}).values()) if index.is_file() else set()
-    return sorted(wanted - {path.name for path in weights})
+    names = set(read_object(index).get("weight_map", {}).values()) if index.is_file() else set()
+    return sorted(names - {path.name for path in weights})
 
 
 def _write(place: Path, manifest: Manifest) -> None:

@@ -126,24 +126,24 @@ def _program(rng: Random, choices: Teacher, place: int, prompt: Prompt, stray_sh
 
 def _posed(rng: Random, prompt: Prompt, posing: Posing) -> Prompt:
     k = rng.randint(*posing.k_of_n) if posing.k_of_n else None
-    drawn = draw_pool(prompt, rng, k, HANDLES if posing.redraw_handles else None)
+    draw = draw_pool(prompt, rng, k, HANDLES if posing.redraw_handles else None)
     near = posing.near
     if near is None or rng.random() < posing.bare_share:
-        return drawn
+        return draw
     text = question_text(prompt.messages)
-    return replace(drawn, experience=near.of(text, without=text))
+    return replace(draw, experience=near.of(text, without=text))
 
 
 def _lessons_of(rng: Random, planner: ProgramPlanner, profile: Profile, posed: int) -> list[PlanLesson]:
-    found: list[PlanLesson] = []
-    for told in planner.told:
-        if told.situation.round >= LAST_ROUND and rng.random() >= LAST_ROUND_SHARE:
+    lessons: list[PlanLesson] = []
+    for example in planner.told:
+        if example.situation.round >= LAST_ROUND and rng.random() >= LAST_ROUND_SHARE:
             continue
-        asks = told.situation.round > 1 and any(not step.see for step in told.plan.steps)
-        messages = render(profile, prompt_input(told.situation))
-        lesson = PlanLesson(messages, messages[-1]["content"], told.plan, told.situation.allowed, posed)
-        found += [lesson] * (GOING_ON if asks else 1)
-    return found
+        asks = example.situation.round > 1 and any(not step.see for step in example.plan.steps)
+        messages = render(profile, prompt_input(example.situation))
+        lesson = PlanLesson(messages, messages[-1]["content"], example.plan, example.situation.allowed, posed)
+        lessons += [lesson] * (GOING_ON if asks else 1)
+    return lessons
 
 
 # ---------------------------------------------------------------- a program as a policy
@@ -211,16 +211,16 @@ def _asked(handles: Sequence[str]) -> tuple[Step, ...]:
     return tuple(Step(handle, None) for handle in handles)
 
 
-def _tool(situation: Situation, wanted: Callable[[WorkerSpec], bool]) -> str | None:
+def _tool(situation: Situation, accepts: Callable[[WorkerSpec], bool]) -> str | None:
     """The handle of the tool that is offered."""
-    return next((spec.handle for spec in situation.workers if spec.kind == "tool" and wanted(spec)), None)
+    return next((spec.handle for spec in situation.workers if spec.kind == "tool" and accepts(spec)), None)
 
 
 def _is_checked(replies: Sequence[ShownReply]) -> bool:
     return len(replies) == 2
 
 
-def _vote(situation: Situation, asked: int) -> tuple[Step, ...]:
+def _vote(situation: Situation, count: int) -> tuple[Step, ...]:
     """The step that gives the majority of all replies so far and of the `asked` steps before it; none without vote."""
     tool = _tool(situation, lambda spec: spec.url == VOTE_URL)
-    return () if tool is None else (Step(tool, None, tuple(range(situation.allowed.first_index + asked))),)
+    return () if tool is None else (Step(tool, None, tuple(range(situation.allowed.first_index + count))),)

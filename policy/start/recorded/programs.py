@@ -63,18 +63,18 @@ class Worth:
         """[programs, categories]: mean outcome less `usd_weight` times mean dollars, drawn towards all categories'."""
         gained = self.outcome - usd_weight * self.usd
         overall = gained.sum(1, keepdims=True) / self.counts.sum()
-        drawn: Floats = (gained + PRIOR_QUESTIONS * overall) / (self.counts + PRIOR_QUESTIONS)
-        return drawn
+        rates: Floats = (gained + PRIOR_QUESTIONS * overall) / (self.counts + PRIOR_QUESTIONS)
+        return rates
 
     def best(self, usd_weight: float) -> dict[str, Program]:
         """By category; ties to the cheaper."""
         worth = self.utility(usd_weight) - 1e-9 * self.usd / np.maximum(self.counts, 1)
         return {name: self.programs[int(worth[:, at].argmax())] for at, name in enumerate(self.categories)}
 
-    def usd_of(self, chosen: Mapping[str, Program]) -> float:
+    def usd_of(self, choices: Mapping[str, Program]) -> float:
         """Dollars a question of one program a category, on what was observed."""
         index = self.index
-        spent = sum(self.usd[index[chosen[name]], at] for at, name in enumerate(self.categories))
+        spent = sum(self.usd[index[choices[name]], at] for at, name in enumerate(self.categories))
         return float(spent / self.counts.sum())
 
     @property
@@ -203,9 +203,9 @@ def gives(program: Program, observed: Observation) -> WorkerResult:
     first = vote_result(observed, program.first)
     if _votes(observed, program.first) >= program.enough:
         return first
-    asked = vote_result(observed, (*program.first, *program.then))
-    last = asked if program.poll else observed.results[program.then[-1]]
-    return WorkerResult(last.outcome, asked.cost_nano, last.answer)
+    workers = vote_result(observed, (*program.first, *program.then))
+    last = workers if program.poll else observed.results[program.then[-1]]
+    return WorkerResult(last.outcome, workers.cost_nano, last.answer)
 
 
 def _checked(program: Program, observed: Observation) -> WorkerResult:
@@ -307,5 +307,5 @@ class _Facts:
 
 def _codes(answers: Sequence[str]) -> list[int]:
     """Equal answers get equal numbers; no answer equals nothing."""
-    seen: dict[str, int] = {}
-    return [seen.setdefault(answer, len(seen)) if answer else -1 - at for at, answer in enumerate(answers)]
+    codes: dict[str, int] = {}
+    return [codes.setdefault(answer, len(codes)) if answer else -1 - at for at, answer in enumerate(answers)]

@@ -84,12 +84,12 @@ def ranks(
     names = workers_in(observed)
     low, high = k_of_n or (len(names), len(names))
     sizes = range(min(low, len(names)), min(high, len(names)) + 1)
-    seen = [near.of(each.question, without=each.question) for each in observed]
+    experiences = [near.of(each.question, without=each.question) for each in observed]
     worths: dict[int, list[Worth]] = {}
     for size in sorted(sizes)[-SIZES_MAX:]:
         pools = [Random(f"pool {size} {each.question}").sample(names, size) for each in observed]
         worths[size] = [
-            plain(search([_by_rank(*one, place) for one in zip(observed, pools, seen, strict=True)]))
+            plain(search([_by_rank(*one, place) for one in zip(observed, pools, experiences, strict=True)]))
             for place in range(RankChoices.places)
         ]
         say(f"searched {len(worths[size][0].programs)} programs by rank of {size} workers")

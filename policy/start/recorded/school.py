@@ -69,8 +69,8 @@ def rows_of(tokenizer: Tokenizer, lessons: Sequence[PlanLesson]) -> list[TokenRo
     plans = tokenizer.encode_batch([each.text for each in lessons], add_special_tokens=False)
     rows = []
     for prompt, plan in zip(prompts, plans, strict=True):
-        wanted = [*plan.ids, END_ID]
-        rows.append(TokenRow([*prompt.ids, *wanted], [IGNORED] * (len(prompt.ids) - 1) + wanted + [IGNORED], []))
+        targets = [*plan.ids, END_ID]
+        rows.append(TokenRow([*prompt.ids, *targets], [IGNORED] * (len(prompt.ids) - 1) + targets + [IGNORED], []))
     return rows
 
 
@@ -105,9 +105,9 @@ def teach(
 
 
 def _loss(model: Qwen2, rows: Sequence[TokenRow]) -> torch.Tensor:
-    ids, wanted, told = padded(rows)
+    ids, wanted, targets = padded(rows)
     logits, _ = model(ids, wanted)
-    return functional.cross_entropy(logits.flatten(0, 1), told.flatten(), ignore_index=IGNORED)
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
 def _exact(model: Qwen2, rows: Sequence[TokenRow]) -> float:
@@ -115,9 +115,9 @@ def _exact(model: Qwen2, rows: Sequence[TokenRow]) -> float:
     right = 0
     with torch.no_grad():
         for at in range(0, len(rows), 32):
-            ids, wanted, told = padded(rows[at : at + 32])
+            ids, wanted, targets = padded(rows[at : at + 32])
             logits, _ = model(ids, wanted)
-            right += int(((logits.argmax(-1) == told) | (told == IGNORED)).all(1).sum())
+            right += int(((logits.argmax(-1) == targets) | (targets == IGNORED)).all(1).sum())
     return right / max(1, len(rows))
 
 
@@ -127,10 +127,10 @@ def _batches(rows: Sequence[TokenRow], settings: Schooling, steps: int) -> list[
     order: list[TokenRow] = []
     while len(order) < steps * settings.batch:
         order += rng.sample(list(rows), len(rows))
-    found: list[list[TokenRow]] = []
+    batches: list[list[TokenRow]] = []
     size = SORTED_BATCHES * settings.batch
     for at in range(0, steps * settings.batch, size):
         chunk = sorted(order[at : min(at + size, steps * settings.batch)], key=lambda row: len(row.ids))
         cut = [chunk[i : i + settings.batch] for i in range(0, len(chunk), settings.batch)]
-        found += rng.sample(cut, len(cut))
-    return found
+        batches += rng.sample(cut, len(cut))
+    return batches

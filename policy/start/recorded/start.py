@@ -55,16 +55,16 @@ def warm_start(
     near = Nearest(observed, settings.neighbours) if settings.neighbours else None
     episodes = settings.episodes or min(max(EPISODES_A_QUESTION * len(prompts), EPISODES_MIN), EPISODES_MAX)
     choices, posing = Choices(worth, dial, prices), Posing(near=near)
-    told = asyncio.run(
+    plan_lessons = asyncio.run(
         lessons(environment, prompts, choices, posing, episodes, settings.seed, progress_of(say, "writing lessons"))
     )
-    model, tokenizer = teach(told, settings.school, lambda report: say(_line(report)))
+    model, tokenizer = teach(plan_lessons, settings.school, lambda report: say(_line(report)))
     quality = worth.affordable(dial, settings.usd_per_1k_max / 1000)
     about = About(
         name="conductor",
         version="0",
         seed=settings.seed,
-        data=f"{len(told)} lessons from programs searched on {len(observed)} questions",
+        data=f"{len(plan_lessons)} lessons from programs searched on {len(observed)} questions",
         command="baton train --env replay (its warm start)",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         profile=PROFILE,

@@ -82,9 +82,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def command(options: argparse.Namespace) -> str:
     """What rebuilds these weights: the flags that differ from their defaults, and always steps and seed."""
-    told = [name for name in DEFAULTS if name in ("steps", "seed") or getattr(options, name) != DEFAULTS[name]]
+    names = [name for name in DEFAULTS if name in ("steps", "seed") or getattr(options, name) != DEFAULTS[name]]
     flags = [f"--name {options.name}", f"--version {options.version}"]
-    flags += [f"{_flag(name)} {getattr(options, name)}" for name in told]
+    flags += [f"{_flag(name)} {getattr(options, name)}" for name in names]
     return " ".join(["python -m policy.start.synthetic --out DIR", *flags])
 
 

@@ -50,10 +50,10 @@ class TrainConfig:
 
     def drill_level(self, step: int) -> int | None:
         """Which drills are done at `step`; None when it is plans."""
-        done = 0.0
+        progress = 0.0
         for level, share in enumerate(self.drill_shares):
-            done += share * self.steps
-            if step < done:
+            progress += share * self.steps
+            if step < progress:
                 return level
         return None
 

@@ -59,14 +59,14 @@ def _row(tokenizer: Tokenizer, text: list[int], lesson: Exercise, newline: int) 
 
 def line_hints(ids: Sequence[int], newline: int) -> list[tuple[int, list[int]]]:
     """A pool line is a record: at its end stands all that the line says."""
-    found: list[tuple[int, list[int]]] = []
+    hints: list[tuple[int, list[int]]] = []
     start = 0
     for at, token in enumerate(ids):
         if token == newline:
             if 2 <= at - start <= LINE_TOKENS_MAX:
-                found.append((at, list(ids[start:at])))
+                hints.append((at, list(ids[start:at])))
             start = at + 1
-    return found
+    return hints
 
 
 def draw_chunk(serialised: str, config: TrainConfig, number: int) -> list[list[TokenRow]]:

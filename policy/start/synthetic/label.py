@@ -104,11 +104,11 @@ def purposes(question: str, task: str | None, plan: Plan, shown: Sequence[ShownW
     own = [tags[step["worker"]] for step in plan["steps"]]
     builtin = [next((tag for tag in (MAJORITY, PLANNER) if tag in of), "") for of in own]
     order = _skill_order(focus(question, task), builtin.count(""), PLANNER in builtin)
-    found: list[str] = []
+    names: list[str] = []
     for of, tag in zip(own, builtin, strict=True):
         skill = "" if tag or not order else order.pop(0)
-        found.append(tag or (skill if skill in of else ""))
-    return found
+        names.append(tag or (skill if skill in of else ""))
+    return names
 
 
 def _skill_order(problem: Problem | None, models: int, loops: bool) -> list[str]:

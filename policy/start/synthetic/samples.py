@@ -112,12 +112,12 @@ def make_sample(seed: int, index: int, workers_max: int = WORKERS_MAX) -> Sample
 
 def _first(rng: Random, workers: int, task: Task) -> Sample:
     depth = rng.choice((0, 1, 2, 2, 2))
-    drawn = draw_pool(rng, workers, needed_skills(task.text, None), depth > 0)
+    draw = draw_pool(rng, workers, needed_skills(task.text, None), depth > 0)
     steps_max = _steps_max(rng)
-    plan = arena_label(task.text, None, drawn.shown, steps_max)
+    plan = arena_label(task.text, None, draw.shown, steps_max)
     messages = conversation(rng, add_courtesy(rng, _asked(rng, task)))
-    why = purposes(task.text, None, plan, drawn.shown)
-    return replace(_sample(messages, drawn, steps_max, depth, plan, task), purposes=tuple(why))
+    why = purposes(task.text, None, plan, draw.shown)
+    return replace(_sample(messages, draw, steps_max, depth, plan, task), purposes=tuple(why))
 
 
 def _child(rng: Random, workers: int) -> Sample:
@@ -125,12 +125,12 @@ def _child(rng: Random, workers: int) -> Sample:
     task = _double_task(rng)
     part = rng.randrange(2)
     depth = rng.choice((0, 1, 1))
-    drawn = draw_pool(rng, workers, needed_skills(task.text, INSTRUCTIONS[part]), depth > 0)
+    draw = draw_pool(rng, workers, needed_skills(task.text, INSTRUCTIONS[part]), depth > 0)
     steps_max = _steps_max(rng)
-    plan = arena_label(task.text, INSTRUCTIONS[part], drawn.shown, steps_max)
+    plan = arena_label(task.text, INSTRUCTIONS[part], draw.shown, steps_max)
     messages = step_messages(conversation(rng, _asked(rng, task)), INSTRUCTIONS[part], [])
-    why = purposes(task.text, INSTRUCTIONS[part], plan, drawn.shown)
-    return replace(_sample(messages, drawn, steps_max, depth, plan, task.parts[part]), purposes=tuple(why))
+    why = purposes(task.text, INSTRUCTIONS[part], plan, draw.shown)
+    return replace(_sample(messages, draw, steps_max, depth, plan, task.parts[part]), purposes=tuple(why))
 
 
 def _asked(rng: Random, task: Task) -> str:
@@ -148,22 +148,22 @@ def _double_task(rng: Random) -> Task:
 
 def _general(rng: Random, workers: int, long: bool) -> Sample:
     depth = rng.choice((0, 1, 2))
-    drawn = draw_pool(rng, workers, rng.sample(("logic", "arithmetic", "strings", "lists"), 2), depth > 0)
+    draw = draw_pool(rng, workers, rng.sample(("logic", "arithmetic", "strings", "lists"), 2), depth > 0)
     messages = conversation(rng, general_question(rng, long=long))
-    return _sample(messages, drawn, _steps_max(rng), depth, general_label(drawn.shown), None)
+    return _sample(messages, draw, _steps_max(rng), depth, general_label(draw.shown), None)
 
 
 def _later(rng: Random, workers: int, task: Task) -> Sample:
     """Round 2: a first plan has run. Ship what is right to ship; go on from a partial result; redo what failed."""
     depth = rng.choice((0, 1, 2, 2))
-    drawn = draw_pool(rng, workers, needed_skills(task.text, None), depth > 0)
-    ran = arena_label(task.text, None, drawn.shown, 5)["steps"]
+    draw = draw_pool(rng, workers, needed_skills(task.text, None), depth > 0)
+    ran = arena_label(task.text, None, draw.shown, 5)["steps"]
     ran = ran[: rng.randint(1, len(ran))]
-    replies = run_plan({"steps": ran}, task.text, drawn.pool).replies
+    replies = run_plan({"steps": ran}, task.text, draw.pool).replies
     failed = {len(ran) - 1} if rng.random() < FAILED_SHARE else set()
     shown = shown_replies([s["worker"] for s in ran], replies, failed)
-    rest = _rest(task, drawn.shown, ran, shown)
-    sample = _sample(conversation(rng, _asked(rng, task)), drawn, 5, depth, rest, task)
+    rest = _rest(task, draw.shown, ran, shown)
+    sample = _sample(conversation(rng, _asked(rng, task)), draw, 5, depth, rest, task)
     return replace(
         sample,
         shown=replace(sample.shown, round=2, replies=shown),
@@ -253,8 +253,8 @@ def make_drill(seed: int, index: int, level: Level) -> Drill:
     rng = Random(f"drill {seed} {index}")
     needed = rng.sample(SKILLS, 1)
     workers = rng.randint(WORKERS_MIN, level.workers_max)
-    drawn = draw_pool(rng, workers, needed, loops=True, plain=not level.experience)
-    pool = [worker for worker in drawn.shown if level.experience or is_model(worker)]
+    draw = draw_pool(rng, workers, needed, loops=True, plain=not level.experience)
+    pool = [worker for worker in draw.shown if level.experience or is_model(worker)]
     pool = [_simpler(worker, level) for worker in pool]
     shown = PromptInput([], tuple(pool), 5, 0)
     lines = render(PROFILE, shown)[0]["content"].split("\n")[1 : len(pool) + 1]

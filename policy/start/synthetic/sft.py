@@ -45,26 +45,26 @@ def padded(rows: Sequence[TokenRow]) -> tuple[Tensor, Tensor, Tensor]:
     counted = [[at for at, target in enumerate(row.targets) if target != IGNORED] for row in rows]
     most = max(map(len, counted))
     ids = torch.full((len(rows), max(len(row.ids) for row in rows)), PAD_ID)
-    wanted = torch.zeros((len(rows), most), dtype=torch.long)
-    told = torch.full((len(rows), most), IGNORED)
+    tokens = torch.zeros((len(rows), most), dtype=torch.long)
+    targets = torch.full((len(rows), most), IGNORED)
     for index, (row, places) in enumerate(zip(rows, counted, strict=True)):
         ids[index, : len(row.ids)] = torch.tensor(row.ids)
-        wanted[index, : len(places)] = torch.tensor(places)
-        told[index, : len(places)] = torch.tensor([row.targets[at] for at in places])
-    return ids, wanted, told
+        tokens[index, : len(places)] = torch.tensor(places)
+        targets[index, : len(places)] = torch.tensor([row.targets[at] for at in places])
+    return ids, tokens, targets
 
 
 def losses(model: Qwen2, rows: Sequence[TokenRow]) -> tuple[Tensor, Tensor]:
     """Mean negative log-likelihoods, in nats per token: of what is to be learnt, and of the hints half way up."""
-    ids, wanted, told = padded(rows)
+    ids, wanted, targets = padded(rows)
     logits, middle = model(ids, wanted)
-    loss = functional.cross_entropy(logits.flatten(0, 1), told.flatten(), ignore_index=IGNORED)
+    loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
     hints = [(index, at, tokens) for index, row in enumerate(rows) for at, tokens in row.hints]
     states = middle[torch.tensor([h[0] for h in hints]), torch.tensor([h[1] for h in hints])]
     scores = model.read_off(states).log_softmax(-1)
     which = torch.tensor([index for index, (_, _, tokens) in enumerate(hints) for _ in tokens])
-    said = torch.tensor([token for _, _, tokens in hints for token in tokens])
-    return loss, -scores[which, said].mean()
+    hint_tokens = torch.tensor([token for _, _, tokens in hints for token in tokens])
+    return loss, -scores[which, hint_tokens].mean()
 
 
 def train(tokenizer: Tokenizer, shape: ModelConfig, config: TrainConfig, directory: Path, resume: bool) -> Qwen2:
@@ -149,10 +149,10 @@ class TrainingLog:
         random = torch.Generator().manual_seed(0)
         with torch.no_grad():
             greedy = self._plans(model.sample(self._prompts, PROBE_TOKENS_MAX, END_ID, 0.0, random))
-            drawn = self._plans(model.sample(self._prompts, PROBE_TOKENS_MAX, END_ID, 1.0, random))
+            plans = self._plans(model.sample(self._prompts, PROBE_TOKENS_MAX, END_ID, 1.0, random))
         return {
             "exact": sum(p == s.label for p, s in zip(greedy, self._probe, strict=True)) / len(greedy),
-            "valid": sum(_valid(p, s) is not None for p, s in zip(drawn, self._probe, strict=True)) / len(drawn),
+            "valid": sum(_valid(p, s) is not None for p, s in zip(plans, self._probe, strict=True)) / len(plans),
             "regret": self._regret(greedy),
         }
 

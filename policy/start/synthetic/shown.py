@@ -56,14 +56,14 @@ def draw_pool(rng: Random, workers: int, needed: Collection[str], loops: bool, p
 def _handles(rng: Random, n: int, plain: bool) -> list[str]:
     if plain or rng.random() >= INVENTED_SHARE:
         return rng.sample(HANDLES, n)
-    found: dict[str, None] = {}
-    while len(found) < n:
+    handles: dict[str, None] = {}
+    while len(handles) < n:
         tail = "".join(rng.choices(ascii_lowercase, k=rng.randint(2, 7)))
-        found[tail + (rng.choice(digits) if rng.random() < 0.2 else "")] = None
-    return list(found)
+        handles[tail + (rng.choice(digits) if rng.random() < 0.2 else "")] = None
+    return list(handles)
 
 
-def _shown(rng: Random, worker: ArenaWorker, seen: ShownExperience | None, plain: bool) -> ShownWorker:
+def _shown(rng: Random, worker: ArenaWorker, experience: ShownExperience | None, plain: bool) -> ShownWorker:
     tags = list(worker.tags)
     if worker.kind == "openai":
         if not plain and rng.random() < OTHER_TAG_SHARE:
@@ -71,7 +71,7 @@ def _shown(rng: Random, worker: ArenaWorker, seen: ShownExperience | None, plain
         if rng.random() < 0.5:  # a pool file lists tags in any order
             rng.shuffle(tags)
     latency_s = rng.choice(LATENCIES_S)
-    return ShownWorker(worker.handle, "", tuple(tags), price_tier(worker.price), 8192, latency_s, seen)
+    return ShownWorker(worker.handle, "", tuple(tags), price_tier(worker.price), 8192, latency_s, experience)
 
 
 def _experience(rng: Random, worker: ArenaWorker, needed: Collection[str]) -> ShownExperience:

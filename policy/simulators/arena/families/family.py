@@ -48,13 +48,13 @@ class Phrasing:
     def regex(self) -> re.Pattern[str]:
         """Matches the sentence anywhere in a text whose white space is single blanks; a repeated slot must repeat."""
         out: list[str] = []
-        seen: set[str] = set()
+        phrases: set[str] = set()
         end = 0
         for slot in _SLOT.finditer(self.pattern):
             name = slot[1] + slot[2]
             out.append(re.escape(self.pattern[end : slot.start()]))
-            out.append(f"(?P={name})" if name in seen else f"(?P<{name}>{SLOTS[slot[1]]})")
-            seen.add(name)
+            out.append(f"(?P={name})" if name in phrases else f"(?P<{name}>{SLOTS[slot[1]]})")
+            phrases.add(name)
             end = slot.end()
         out.append(re.escape(self.pattern[end:]))
         return re.compile("".join(out))

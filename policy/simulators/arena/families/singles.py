@@ -87,9 +87,9 @@ def _sorting(rng: Random) -> dict[str, str]:
 
 
 def _evens(rng: Random) -> dict[str, str]:
-    chosen = [2 * n for n in rng.sample(range(1, 49), 3)] + [2 * n + 1 for n in rng.sample(range(1, 49), 3)]
-    rng.shuffle(chosen)
-    return {"nums": ", ".join(map(str, chosen))}
+    numbers = [2 * n for n in rng.sample(range(1, 49), 3)] + [2 * n + 1 for n in rng.sample(range(1, 49), 3)]
+    rng.shuffle(numbers)
+    return {"nums": ", ".join(map(str, numbers))}
 
 
 def _one(skill: str, kind: Kind, solve: Callable[[Values], str]) -> tuple[Part, ...]:

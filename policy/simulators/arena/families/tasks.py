@@ -151,16 +151,16 @@ def focus(question: str, task: str | None) -> Problem | None:
     if own is not None:
         return own
     problem = understand(question)
-    chosen = _SELECTOR.search(task) if task else None
-    if problem is None or not problem.parts or chosen is None:
+    match = _SELECTOR.search(task) if task else None
+    if problem is None or not problem.parts or match is None:
         return problem
-    return problem.parts[0 if chosen[1] else 1]
+    return problem.parts[0 if match[1] else 1]
 
 
 def ordinal(task: str | None) -> int | None:
     """Which question (0 or 1) a task text names, if any."""
-    chosen = _SELECTOR.search(task) if task else None
-    return None if chosen is None else (0 if chosen[1] else 1)
+    match = _SELECTOR.search(task) if task else None
+    return None if match is None else (0 if match[1] else 1)
 
 
 def grade(task: Task, reply: str) -> float:
