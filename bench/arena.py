@@ -104,8 +104,8 @@ def search(tasks: Sequence[Task], pool: Pool, climbs: int, screen_tasks: int, se
     """The best fixed workflows found, best first. Each is tried on `screen_tasks` first, and on all if it does well."""
     rng = Random(seed)
     screen = tasks[:screen_tasks]
-    found = sorted((score(plan, screen, pool) for plan in systematic(pool)), key=_worst_last)[:KEEP]
-    best = sorted((score(result.plan, tasks, pool) for result in found), key=_worst_last)
+    plans = sorted((score(plan, screen, pool) for plan in systematic(pool)), key=_worst_last)[:KEEP]
+    best = sorted((score(result.plan, tasks, pool) for result in plans), key=_worst_last)
     for _ in range(climbs):
         start = rng.choice(best[:4])
         tried = mutate(start.plan, pool, rng)

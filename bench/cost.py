@@ -126,15 +126,15 @@ def processes_of(pid: int) -> dict[int, str]:
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and (stat := _stat(int(path.name))) is not None:
             parents[int(path.name)] = stat
-    found = {}
+    processes = {}
     for each, (name, _, _) in parents.items():
         lineage, above = [each], each
         while above in parents and above != pid:
             above = parents[above][1]
             lineage.append(above)
         if pid in lineage:
-            found[each] = name
-    return found
+            processes[each] = name
+    return processes
 
 
 def _stat(pid: int) -> tuple[str, int, float] | None:

@@ -62,10 +62,10 @@ class Database:
 
     def workers(self, rollout_ids: Sequence[str]) -> dict[str, set[str]]:
         """Rollout → the model workers that finished a step of it."""
-        found: dict[str, set[str]] = {}
+        workers: dict[str, set[str]] = {}
         for row in self.rows(_WORKERS, rollout_ids=list(rollout_ids)):
-            found.setdefault(row["id"], set()).add(row["worker"])
-        return found
+            workers.setdefault(row["id"], set()).add(row["worker"])
+        return workers
 
     def newest(self) -> str:
         """Id of the newest rollout, empty where there is none. Ids sort by time."""
@@ -78,9 +78,9 @@ class Database:
     def stored(self, key_id: str, expected: int, timeout_s: float = SHIPPED_S) -> int:
         """Wait for `expected` finished rollouts of a key, or the end of the time; return their number."""
         until_s = time.monotonic() + timeout_s
-        while (found := int(self.rows(_STORED, key_id=key_id)[0]["n"])) < expected and time.monotonic() < until_s:
+        while (count := int(self.rows(_STORED, key_id=key_id)[0]["n"])) < expected and time.monotonic() < until_s:
             time.sleep(0.1)
-        return found
+        return count
 
     def calls(self, key_id: str) -> dict[str, Row]:
         """Return, by rollout of a key, the model calls in its tree and whether a plan was sampled at random."""

@@ -81,12 +81,12 @@ def planned(seeds: int) -> list[Plan]:
     """Return a plan for every policy and seed. A pool file needs unique handles, so no two share one."""
     runs = [(policy, seed) for seed in range(seeds) for policy in POLICIES]
     handles = Random("drift handles").sample(HANDLES, len(runs) * len(ROLES))
-    found = []
+    trials = []
     for number, (policy, seed) in enumerate(runs):
         own = handles[number * len(ROLES) : (number + 1) * len(ROLES)]
         staff = {role: _worker(handle, role) for handle, role in zip(own, ROLES, strict=True)}
-        found.append(Plan(f"run{number}", policy, seed, staff))
-    return found
+        trials.append(Plan(f"run{number}", policy, seed, staff))
+    return trials
 
 
 def _worker(handle: str, role: str) -> ArenaWorker:
@@ -139,12 +139,12 @@ class Asking:
 
     async def until(self, outcomes: int, pool: str) -> list[str]:
         """Send requests until `outcomes` of them were on the skill (two of three are); return their rollouts."""
-        found: list[str] = []
-        while len(found) < outcomes:
+        rollouts: list[str] = []
+        while len(rollouts) < outcomes:
             on_skill = self._asked % 3 != 2
             rollout = await self._one(self._task(SKILL if on_skill else OTHER), pool)
-            found += [rollout] if on_skill else []
-        return found
+            rollouts += [rollout] if on_skill else []
+        return rollouts
 
     def _task(self, families: Sequence[str]) -> Task:
         self._asked += 1
@@ -175,12 +175,12 @@ async def run_one(
 ) -> dict[Phase, list[str]]:
     """All three phases of one run: rollouts on the skill, in order."""
     asking, (warm, fallen, joined) = await Asking.open(served, http, plan), lengths
-    found: dict[Phase, list[str]] = {"warm": await asking.until(warm, plan.name)}
+    rollouts: dict[Phase, list[str]] = {"warm": await asking.until(warm, plan.name)}
     speaker.become(replace(plan.staff["old"], skills={"units": FALLEN}))
-    found["fallen"] = await asking.until(fallen, plan.name)
-    found["joined"] = await asking.until(joined, f"{plan.name}-joined")
+    rollouts["fallen"] = await asking.until(fallen, plan.name)
+    rollouts["joined"] = await asking.until(joined, f"{plan.name}-joined")
     print(f"  {plan.policy} seed {plan.seed}: done", file=sys.stderr, flush=True)
-    return found
+    return rollouts
 
 
 async def run_all(directory: Path, plans: Sequence[Plan], explore: float, options: argparse.Namespace) -> list[Trial]:
@@ -207,15 +207,15 @@ def _trials(
     """Return the roles that worked on each rollout."""
     database = Database(served.database_url)
     called = database.workers([rollout for phases in ran for rollouts in phases.values() for rollout in rollouts])
-    found = []
+    trials = []
     for plan, phases in zip(plans, ran, strict=True):
         roles = {worker.name: role for role, worker in plan.staff.items()}
         by_phase = {
             phase: [frozenset(roles[name] for name in called.get(rollout, ())) for rollout in rollouts]
             for phase, rollouts in phases.items()
         }
-        found.append(Trial(plan.policy, explore, plan.seed, by_phase))
-    return found
+        trials.append(Trial(plan.policy, explore, plan.seed, by_phase))
+    return trials
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:

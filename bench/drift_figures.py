@@ -57,10 +57,10 @@ def until_first(trial: Trial) -> int | None:
 
 def groups(trials: Sequence[Trial]) -> dict[tuple[str, float], list[Trial]]:
     """Runs that differ only in their seed."""
-    found: dict[tuple[str, float], list[Trial]] = {}
+    members: dict[tuple[str, float], list[Trial]] = {}
     for trial in trials:
-        found.setdefault((trial.policy, trial.explore), []).append(trial)
-    return found
+        members.setdefault((trial.policy, trial.explore), []).append(trial)
+    return members
 
 
 def markdown(trials: Sequence[Trial]) -> str:
@@ -82,11 +82,11 @@ def markdown(trials: Sequence[Trial]) -> str:
     return "\n".join(lines)
 
 
-def _middle(found: Sequence[int | None]) -> str:
+def _middle(values: Sequence[int | None]) -> str:
     """Return the median (a run that never got there counts as infinite) and the figure of each run."""
-    ranked = sorted(float("inf") if each is None else each for each in found)
+    ranked = sorted(float("inf") if each is None else each for each in values)
     middle = ranked[(len(ranked) - 1) // 2] if len(ranked) % 2 else median(ranked)
-    own = ", ".join("–" if each is None else str(each) for each in found)
+    own = ", ".join("–" if each is None else str(each) for each in values)
     return f"{'never' if middle == float('inf') else f'{middle:g}'} ({own})"
 
 
@@ -105,13 +105,13 @@ def _panel(title: str, own: Sequence[Trial]) -> Panel:
 def curve(own: Sequence[Trial], role: str) -> list[tuple[float, float]]:
     """(outcomes so far at the middle of a window, median share in it), window after window, phases one after the
     other."""
-    found: list[tuple[float, float]] = []
+    points: list[tuple[float, float]] = []
     start = 0
     for phase in PHASES:
         length = len(own[0].by_phase[phase])
         edges = [*range(0, length, WINDOW), length]
         for low, high in pairwise(edges):
             shares = [share(each.by_phase[phase][low:high], role) for each in own]
-            found.append((start + (low + high) / 2, median(shares)))
+            points.append((start + (low + high) / 2, median(shares)))
         start += length
-    return found
+    return points

@@ -86,26 +86,26 @@ def truth(worker: ArenaWorker, task: Task) -> float:
 
 def weights_then(similar: Floats, past: Past) -> Floats:
     """1 for each worker's K_THEN most similar steps."""
-    found = np.zeros(len(similar))
+    weights = np.zeros(len(similar))
     for worker in range(len(STANDARD)):
         own = np.flatnonzero(past.workers == worker)
-        found[own[np.argsort(-similar[own], kind="stable")[:K_THEN]]] = 1.0
-    return found
+        weights[own[np.argsort(-similar[own], kind="stable")[:K_THEN]]] = 1.0
+    return weights
 
 
 def weights_now(similar: Floats, past: Past) -> Floats:
     """Weigh by nearness and freshness, as the query of the store does."""
     alike = np.array(likeness(similar.tolist()))
-    found = np.zeros(len(similar))
+    weights = np.zeros(len(similar))
     for worker in range(len(STANDARD)):
         newer, counted = 0.0, 0
         for index in np.flatnonzero(past.workers == worker)[::-1].tolist():
             near = nearness(alike[index])
             if near > 0 and counted < K_NOW:
-                found[index] = near * freshness(newer, HALF_LIFE)
+                weights[index] = near * freshness(newer, HALF_LIFE)
                 counted += 1
             newer += alike[index]
-    return found
+    return weights
 
 
 def figures(
@@ -136,10 +136,10 @@ def table(outcomes: Sequence[int]) -> str:
     lines = ["| outcomes | phrasings | | kind | shown | error |", "|---:|---|---|---:|---:|---:|"]
     for n in outcomes:
         pasts = {one.name: learned(n, one) for one in (HASHED, meaning)}
-        for split, said in (("train", "seen"), ("held_out", "new")):
+        for split, label in (("train", "seen"), ("held_out", "new")):
             for when, weigh, least, one in looks:
                 kind, shown, error = figures(pasts[one.name], split, weigh, least, one)  # type: ignore[arg-type]
-                lines.append(f"| {n:,} | {said} | {when} | {kind:.0%} | {shown:.0%} | {error:.2f} |")
+                lines.append(f"| {n:,} | {label} | {when} | {kind:.0%} | {shown:.0%} | {error:.2f} |")
     return "\n".join(lines)
 
 
@@ -166,13 +166,13 @@ async def timed(database_url: str, rows: int) -> list[float]:
             await connection.execute(text("SET LOCAL session_replication_role = replica"))  # rollouts are not needed
             await connection.execute(text(_FILL), filled)
             await connection.execute(text("ANALYZE experience"))
-        found = []
+        times = []
         for n in range(TIMED):
             vector = embed(make_task(SEEDS_APART + n, "held_out").text)
             began_s = time.perf_counter()
             await store.experience_near(None, vector, HASHED.name, workers, K_NOW)
-            found.append((time.perf_counter() - began_s) * 1000)
-        return found
+            times.append((time.perf_counter() - began_s) * 1000)
+        return times
     finally:
         await store.engine.dispose()
 
@@ -189,8 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(table(options.outcomes))
         return 0
     with temporary_directory() as directory, gateway(directory) as served:
-        found = asyncio.run(timed(served.database_url, options.rows))
-    print(f"{options.rows} rows: median {percentile(found, 0.5):.1f} ms, 95 % {percentile(found, 0.95):.1f} ms")
+        times = asyncio.run(timed(served.database_url, options.rows))
+    print(f"{options.rows} rows: median {percentile(times, 0.5):.1f} ms, 95 % {percentile(times, 0.95):.1f} ms")
     return 0
 
 

@@ -79,15 +79,15 @@ class FaultyEngine:
         messages[0]["content"] = self.fault.chat_prefix + messages[0]["content"]
         prompt = tokens.encode_chat(messages)
         prompt = prompt if self.fault.first_token is None else [self.fault.first_token, *prompt]
-        random, ids, found = np.random.default_rng(body["seed"]), list(prompt), list[float]()
+        random, ids, drawn_logprobs = np.random.default_rng(body["seed"]), list(prompt), list[float]()
         logits, cache = runtime.forward(ids, runtime.empty())
         for _ in range(body["max_tokens"]):
             logprobs = self._processed(logits, ids)
             token = draw(logprobs, 1.0, random)
             ids.append(token)
-            found.append(float(logprobs[token]))
+            drawn_logprobs.append(float(logprobs[token]))
             logits, cache = runtime.forward([token], cache)
-        content = [{"token": "", "logprob": logprob} for logprob in found]
+        content = [{"token": "", "logprob": logprob} for logprob in drawn_logprobs]
         choice = {"index": 0, "token_ids": ids[len(prompt) :], "logprobs": {"content": content}}
         return {"prompt_token_ids": prompt, "choices": [choice]}
 

@@ -137,12 +137,12 @@ def run_gate(name: str, policies: Mapping[str, Path], place: Path, served: Gatew
     words += ["--env", "logged", "--database-url", served.database_url, "--url", served.base_url]
     words += ["--key-file", str(place / "key"), "--pool-file", str(pool), "--usd-max", cap, "--draws", "1"]
     words += ["--replies", str(place / "replies.jsonl"), "--held-out-share", "0.3"]
-    began_s, said = time.monotonic(), io.StringIO()
-    with redirect_stderr(said):
+    began_s, output = time.monotonic(), io.StringIO()
+    with redirect_stderr(output):
         status = main_of_policy(words)
     report = json.loads(out.read_text()) if status in (0, 4) else {}
-    sys.stderr.write(said.getvalue())
-    return Judged(name, status, report, said.getvalue().strip().splitlines()[-1], time.monotonic() - began_s)
+    sys.stderr.write(output.getvalue())
+    return Judged(name, status, report, output.getvalue().strip().splitlines()[-1], time.monotonic() - began_s)
 
 
 def line_of(one: Judged) -> str:

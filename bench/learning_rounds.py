@@ -97,8 +97,8 @@ class Questions:
 
     async def ask(self, work: Sequence[tuple[Prompt, Any]]) -> list[Episode]:
         """Plan and run each question once."""
-        found = await sample(self.environment, [(prompt, [one]) for prompt, one in work], concurrency=AT_ONCE)
-        return found.episodes
+        episodes = await sample(self.environment, [(prompt, [one]) for prompt, one in work], concurrency=AT_ONCE)
+        return episodes.episodes
 
 
 class Learner:
@@ -169,8 +169,8 @@ def rounds_of(
         held_out = Score.of(learner.plan(held, COLD, "score"))
         trained = Score.of(learner.plan(train, COLD, "score")) if number in (0, rounds) else None
         nats = statistics.fmean(-sum(each.record.rounds[0].plan_logprobs) for each in traffic) if traffic else None
-        told = Score.of(traffic) if traffic else None
-        return Round(number, held_out, trained, told, nats, learnt, cpu_s)
+        score = Score.of(traffic) if traffic else None
+        return Round(number, held_out, trained, score, nats, learnt, cpu_s)
 
     curve, cpu_s = [scored(0, 0.0, (), {})], 0.0
     say(learner.seed, curve[0])
@@ -202,11 +202,11 @@ def baselines(questions: Questions, prompts: Sequence[Prompt]) -> dict[str, Scor
     workers = sorted({spec.name for spec in prompts[0].pool if spec.kind in MODEL_KINDS})
     named = {f"fixed:{name}": partial(_always, fixed(name)) for name in workers}
     planners: dict[str, Any] = {**named, "rule": partial(_always, RULE), "oracle": questions.environment.oracle}
-    found = {}
+    scores = {}
     for name, planner in planners.items():
         work = [(prompt, planner(prompt)) for prompt in prompts]
-        found[name] = Score.of(asyncio.run(questions.ask(work)))
-    return found
+        scores[name] = Score.of(asyncio.run(questions.ask(work)))
+    return scores
 
 
 def _always(planner: Any, prompt: Prompt) -> Any:

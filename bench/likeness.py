@@ -81,12 +81,12 @@ def read(path: Path, workers: Sequence[str], questions: int | None = None) -> Re
         rows = [row for row in map(json.loads, file) if all(worker in row["workers"] for worker in workers)]
     rows.sort(key=lambda row: _hash(row["id"]))
     rows = rows[:questions]
-    told = [[row["workers"][worker] for worker in workers] for row in rows]
+    replies = [[row["workers"][worker] for worker in workers] for row in rows]
     return Recording(
         [row["question"] for row in rows],
         np.array([row["domain"] for row in rows]),
-        np.array([[float(answer["correct"]) for answer in answers] for answers in told]),
-        np.array([[float(answer["cost_usd"]) for answer in answers] for answers in told]),
+        np.array([[float(answer["correct"]) for answer in answers] for answers in replies]),
+        np.array([[float(answer["cost_usd"]) for answer in answers] for answers in replies]),
         np.array([_hash(row["id"]) % 2 == 0 for row in rows]),
     )
 
@@ -169,7 +169,7 @@ def whole_model(directory: Path) -> Embed:
 
     def embed(texts: Sequence[str]) -> Floats:
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-        found: Floats = np.zeros((len(texts), model.config.hidden_size))
+        vectors: Floats = np.zeros((len(texts), model.config.hidden_size))
         for begin in range(0, len(order), BATCH):
             batch = order[begin : begin + BATCH]
             encoded = tokenizer.encode_batch([texts[index] for index in batch])
@@ -177,8 +177,8 @@ def whole_model(directory: Path) -> Embed:
             with torch.inference_mode():
                 states = model(input_ids=ids, attention_mask=mask).last_hidden_state
             means = ((states * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)).double().numpy()
-            found[batch] = means / np.linalg.norm(means, axis=1, keepdims=True)
-        return found
+            vectors[batch] = means / np.linalg.norm(means, axis=1, keepdims=True)
+        return vectors
 
     return embed
 

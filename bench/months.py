@@ -66,8 +66,8 @@ WHO = Act("bench", "measured")
 def record(at: datetime, chance: Random, key: str = "bench") -> RolloutRecord:
     """A rollout of one round and two steps, with texts and tokens of everyday length."""
     us = int(at.timestamp() * 1e6) + chance.randrange(1_000_000)
-    said = [" ".join(chance.choices(WORDS, k=120)) for _ in range(4)]
-    asked, times = [{"role": "user", "content": said[0]}], {"started_us": us, "finished_us": us + 9_000}
+    texts = [" ".join(chance.choices(WORDS, k=120)) for _ in range(4)]
+    asked, times = [{"role": "user", "content": texts[0]}], {"started_us": us, "finished_us": us + 9_000}
     step: dict[str, Any] = {
         "worker": "one",
         "handle": "atlas",
@@ -89,9 +89,9 @@ def record(at: datetime, chance: Random, key: str = "bench") -> RolloutRecord:
     }
     rollout |= {"policy_requested": "baton", "policy_used": "conductor", "completion_id": f"chatcmpl-{made}"}
     rollout |= {"pool_name": "main", "pool_hash": "0", "pool": [], "caps": {}, "request": {"messages": asked}}
-    rollout |= {"status": "done", "reply": {"text": said[3]}, "rounds": [RoundRecord(round=1, **plan)]}
+    rollout |= {"status": "done", "reply": {"text": texts[3]}, "rounds": [RoundRecord(round=1, **plan)]}
     attempts = [AttemptRecord(us, us + 9_000)]
-    steps = [StepRecord(step=n, reply=said[n + 1], attempts=attempts, **step) for n in range(2)]
+    steps = [StepRecord(step=n, reply=texts[n + 1], attempts=attempts, **step) for n in range(2)]
     return RolloutRecord(steps=steps, **rollout)
 
 
@@ -122,11 +122,11 @@ def inserting(plain: Engine, months: Engine, count: int, at: datetime) -> dict[s
     for n, new in enumerate(batches(count, at, timedelta(hours=1), 1)):
         for name in list(engines)[:: 1 if n % 2 else -1]:
             took[name].append(store(engines[name], new))
-    found: dict[str, Any] = {f"{name}_batch_ms": round(median(values) * 1000, 1) for name, values in took.items()}
+    figures: dict[str, Any] = {f"{name}_batch_ms": round(median(values) * 1000, 1) for name, values in took.items()}
     used = {name: cpu_s(engine) - before[name] for name, engine in engines.items()}
-    found |= {f"{name}_server_cpu_s": round(seconds, 2) for name, seconds in used.items()}
+    figures |= {f"{name}_server_cpu_s": round(seconds, 2) for name, seconds in used.items()}
     ratio = median(a / b for a, b in zip(took["months"], took["plain"], strict=True))
-    return found | {"time_ratio": round(ratio, 3), "server_cpu_ratio": round(used["months"] / used["plain"], 3)}
+    return figures | {"time_ratio": round(ratio, 3), "server_cpu_ratio": round(used["months"] / used["plain"], 3)}
 
 
 def cpu_s(engine: Engine) -> float:
@@ -150,13 +150,13 @@ def migrating(url: str, plain: Engine, count: int) -> dict[str, Any]:
     return {"rollouts": stored, "mb": size >> 20, "s": round(took_s, 2), "s_per_million": round(took_s / stored * 1e6)}
 
 
-async def waiting(engine: AsyncEngine, rollout_id: str, found: list[float]) -> None:
+async def waiting(engine: AsyncEngine, rollout_id: str, times: list[float]) -> None:
     """Read rollouts in a loop, as a client reads its own."""
     while True:
         began_s = time.perf_counter()
         async with engine.begin() as connection:
             await connection.execute(text("SELECT status FROM rollouts WHERE id = :id"), {"id": rollout_id})
-        found.append(time.perf_counter() - began_s)
+        times.append(time.perf_counter() - began_s)
 
 
 async def letting_go(url: str, months: Engine, count: int) -> dict[str, Any]:
@@ -192,19 +192,19 @@ async def letting_go(url: str, months: Engine, count: int) -> dict[str, Any]:
         }
         connection.execute(insert(metadata.tables["keys"]).values(**whose, **how, created_at=june))
         connection.execute(text("ANALYZE"))
-    told: dict[str, Any] = {"rollouts_a_month": count}
+    figures: dict[str, Any] = {"rollouts_a_month": count}
     for name, now, days in (("whole", july + timedelta(days=8), 8), ("by_row", july + timedelta(days=60), 8)):
         seen: list[float] = []
         reader = asyncio.create_task(waiting(engine, kept.id, seen))
         began_s = time.perf_counter()
         swept = await retention.sweep(now, days, WHO)
-        told[f"{name}_s"] = round(time.perf_counter() - began_s, 2)
+        figures[f"{name}_s"] = round(time.perf_counter() - began_s, 2)
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
-        told[f"{name}_longest_wait_ms"] = round(max(seen) * 1000)
-        told[f"{name}_rollouts"] = sum(sum(one.rollouts.values()) for one in swept.months) or swept.by_row
+        figures[f"{name}_longest_wait_ms"] = round(max(seen) * 1000)
+        figures[f"{name}_rollouts"] = sum(sum(one.rollouts.values()) for one in swept.months) or swept.by_row
     await engine.dispose()
-    return told
+    return figures
 
 
 @asynccontextmanager
@@ -238,12 +238,12 @@ async def measure(count: int, sockets: str | None) -> dict[str, Any]:
     async with server(sockets) as url:
         before, after = database(url, BEFORE), database(url, "head")
         plain, months = (sync_engine(each, statement_timeout_s=600.0) for each in (before, after))
-        found: dict[str, Any] = {"insert": inserting(plain, months, count, datetime.now(UTC))}
-        found["drop"] = await letting_go(after, months, count)
-        found["migrate"] = migrating(before, plain, count)
+        figures: dict[str, Any] = {"insert": inserting(plain, months, count, datetime.now(UTC))}
+        figures["drop"] = await letting_go(after, months, count)
+        figures["migrate"] = migrating(before, plain, count)
         plain.dispose()
         months.dispose()
-        return found
+        return figures
 
 
 def main() -> None:

@@ -48,13 +48,13 @@ def read_world(path: Path, workers: Sequence[str], settings: RewardSettings) -> 
     rewards, costs = [], []
     for place, record in _records(path):
         try:
-            said = [record["workers"][worker] for worker in workers if worker in record["workers"]]
-            paid = [float(answer["cost_usd"]) for answer in said]
-            right = [float(bool(answer["correct"])) for answer in said]
+            answers = [record["workers"][worker] for worker in workers if worker in record["workers"]]
+            paid = [float(answer["cost_usd"]) for answer in answers]
+            right = [float(bool(answer["correct"])) for answer in answers]
             name, domain = str(record["id"]), str(record["domain"])
         except (KeyError, TypeError, ValueError) as error:
             raise BadRecording(f"{place}: needs id, domain and workers with correct and cost_usd ({error!r})") from None
-        if len(said) == len(workers):
+        if len(answers) == len(workers):
             world.ids.append(name)
             world.domains.append(domain)
             costs.append(paid)
@@ -190,8 +190,8 @@ def compare(world: World, logs: int, repeats: int, seed: int = 0) -> list[Line]:
 
 
 def _line(policy: str, truth: float, estimator: str, reports: Sequence[OffPolicyReport]) -> Line:
-    found = [report.estimates[estimator] for report in reports]
-    errors = np.array([interval.value - truth for interval in found])
+    estimates = [report.estimates[estimator] for report in reports]
+    errors = np.array([interval.value - truth for interval in estimates])
     return Line(
         policy=policy,
         truth=truth,
@@ -201,7 +201,7 @@ def _line(policy: str, truth: float, estimator: str, reports: Sequence[OffPolicy
         estimator=estimator,
         bias=float(errors.mean()),
         rmse=float(np.sqrt((errors**2).mean())),
-        coverage=float(np.mean([i.low <= truth <= i.high for i in found])),
+        coverage=float(np.mean([i.low <= truth <= i.high for i in estimates])),
     )
 
 

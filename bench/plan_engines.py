@@ -126,14 +126,14 @@ async def timed(engine: PlanEngine, plans: Sequence[LoggedPlan]) -> tuple[list[l
 def compared(scores: dict[str, list[list[float]]], seconds: dict[str, float], plans: int) -> dict[str, Any]:
     """|Δ| in nats against the reference, over the tokens that decide and over whole plans."""
     exact = scores[REFERENCE]
-    found: dict[str, Any] = {"plans_per_s": {kind: plans / spent for kind, spent in seconds.items()}}
+    figures: dict[str, Any] = {"plans_per_s": {kind: plans / spent for kind, spent in seconds.items()}}
     for kind, own in scores.items():
         if kind == REFERENCE:
             continue
         tokens = np.concatenate([np.abs(np.subtract(a, b))[np.array(b) < 0] for a, b in zip(own, exact, strict=True)])
         whole = np.array([abs(sum(a) - sum(b)) for a, b in zip(own, exact, strict=True)])
-        found[kind] = {"tokens": _spread(tokens), "plans": _spread(whole), "n_tokens": len(tokens)}
-    return found
+        figures[kind] = {"tokens": _spread(tokens), "plans": _spread(whole), "n_tokens": len(tokens)}
+    return figures
 
 
 def _spread(values: Array) -> dict[str, float]:

@@ -80,15 +80,15 @@ async def measure(url: str, model: str, texts: int, tokens: int) -> dict[str, An
     """Quantiles in nats: over all tokens, and over the largest difference of each self-test."""
     api = EngineApi(url, timeout_s=600.0)
     try:
-        found = [await differences(api, model, number, tokens) for number in range(texts)]
+        rows = [await differences(api, model, number, tokens) for number in range(texts)]
     finally:
         await api.close()
-    largest = [float(one[:SELF_TEST_TOKENS].max()) for one in found]
+    largest = [float(one[:SELF_TEST_TOKENS].max()) for one in rows]
     return {
         "texts": texts,
-        "tokens": int(sum(map(len, found))),
-        "mean": float(np.concatenate(found).mean()),
-        "per_token": _quantiles(np.concatenate(found)),
+        "tokens": int(sum(map(len, rows))),
+        "mean": float(np.concatenate(rows).mean()),
+        "per_token": _quantiles(np.concatenate(rows)),
         "largest_of_self_test": _quantiles(np.array(largest)),
     }
 
@@ -113,7 +113,7 @@ def faults_of(base: Path, place: Path) -> dict[str, Fault]:
 def faults(base: Path, texts: int) -> dict[str, Any]:
     """By fault: what a load of an adapter says, `texts` times with another probe text; and quantiles of the largest
     |Δ log-prob| of each, in nats."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with TemporaryDirectory() as folder:
         place = Path(folder)
         (place / base.name).symlink_to(base)
@@ -123,14 +123,14 @@ def faults(base: Path, texts: int) -> dict[str, Any]:
             tests = [asyncio.run(self_test(engine, base, adapter, number)) for number in range(texts)]
             reasons = Counter(reason for reason, _ in tests)
             largest = [drift for _, drift in tests if math.isfinite(drift)]
-            found[name] = {
+            figures[name] = {
                 "refused": texts - reasons[""],
                 "of": texts,
                 "reasons": {reason: count for reason, count in sorted(reasons.items()) if reason},
                 "largest_of_self_test": _quantiles(np.array(largest)) if largest else {},
             }
-            sys.stderr.write(f"{name}: {found[name]}\n")
-    return found
+            sys.stderr.write(f"{name}: {figures[name]}\n")
+    return figures
 
 
 async def self_test(engine: FaultyEngine, base: Path, adapter: Path, number: int) -> tuple[str, float]:
@@ -170,9 +170,9 @@ class _WatchedApi(EngineApi):
         self.drifts: list[float] = []
 
     async def drift(self, model: str, probe: Mapping[str, Any]) -> float:
-        found = await super().drift(model, probe)
-        self.drifts.append(found)
-        return found
+        drift = await super().drift(model, probe)
+        self.drifts.append(drift)
+        return drift
 
 
 def _question(number: int) -> str:

@@ -54,27 +54,27 @@ class Recorded:
 
     def grade(self, reply: str) -> float:
         """1.0 when right: by the recording's verdict where the reply is one, else by its final answer."""
-        for said in self.workers.values():
-            if said["output"] == reply:
-                return float(bool(said["correct"]))
+        for answer in self.workers.values():
+            if answer["output"] == reply:
+                return float(bool(answer["correct"]))
         return float(normalise(extract_answer(reply)) == normalise(self.gold))
 
 
 def load(path: Path, workers: Sequence[str]) -> list[Recorded]:
     """The questions that every one of `workers` has answered. Raises SystemExit naming what is wrong."""
-    found = []
+    questions = []
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             for line in file:
                 body = json.loads(line)
                 if all(worker in body["workers"] for worker in workers):
-                    said = {worker: body["workers"][worker] for worker in workers}
-                    found.append(Recorded(body["id"], body["domain"], body["question"], str(body["gold"]), said))
+                    answers = {worker: body["workers"][worker] for worker in workers}
+                    questions.append(Recorded(body["id"], body["domain"], body["question"], str(body["gold"]), answers))
     except (OSError, ValueError, KeyError) as error:
         raise SystemExit(f"{path}: cannot be used ({type(error).__name__}: {error})") from None
-    if not found:
+    if not questions:
         raise SystemExit(f"{path}: no question was answered by all of {', '.join(workers)}")
-    return found
+    return questions
 
 
 def drawn(recorded: Sequence[Recorded], n: int, learn: int, seed: int) -> tuple[list[Recorded], list[Recorded]]:
@@ -120,7 +120,7 @@ def checks(outcome: Outcome, workers: Sequence[str], questions: Sequence[Recorde
         if (row := rows.get(f"baton/fixed:{worker}"))
         and abs(row.accuracy - (truth := recorded_row(worker, questions))) > 1e-9
     ]
-    any_right = sum(any(said["correct"] for said in each.workers.values()) for each in questions) / len(questions)
+    any_right = sum(any(answers["correct"] for answers in each.workers.values()) for each in questions) / len(questions)
     same = "Every fixed row equals what its recording says." if not lines else "Fixed rows that differ from the file:"
     return [same, *lines, f"Any of the workers right: {any_right:.1%} (no policy here can know which)."]
 

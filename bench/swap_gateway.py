@@ -91,9 +91,9 @@ class Trial:
             body = {"model": "baton/conductor", "messages": [{"role": "user", "content": text}]}
             began_s = time.monotonic()
             reply = await self._client.post(f"{self._running.base_url}/chat/completions", json=body, headers=headers)
-            found, index = reply.headers, index + 1
-            version = found.get("x-baton-policy", "").partition("(")[2].rstrip(")")
-            fallback, rollout = found.get("x-baton-fallback"), found.get("x-baton-rollout-id", "")
+            fields, index = reply.headers, index + 1
+            version = fields.get("x-baton-policy", "").partition("(")[2].rstrip(")")
+            fallback, rollout = fields.get("x-baton-fallback"), fields.get("x-baton-rollout-id", "")
             self.figures.seen.append(Seen(reply.status_code, version, fallback, rollout, began_s, time.monotonic()))
 
     def stop(self) -> None:
@@ -111,14 +111,14 @@ class Trial:
     async def act(self, action: str, path: str, body: Any = None) -> Any:
         """One timed move of a version."""
         began_s = time.monotonic()
-        told = await self.admin("POST", f"/admin/policies{path}", body or {})
+        reply = await self.admin("POST", f"/admin/policies{path}", body or {})
         self.figures.actions_s.setdefault(action, []).append(time.monotonic() - began_s)
-        return told
+        return reply
 
     async def swap(self, directory: Path) -> str:
         """A new version, from its directory to its first answer."""
-        told = await self.act("publish", "", {"directory": str(directory), "force": True, "why": "bench"})
-        version = str(told["version"])
+        reply = await self.act("publish", "", {"directory": str(directory), "force": True, "why": "bench"})
+        version = str(reply["version"])
         await self.act("shadow: load and prove", f"/{version}/shadow")
         await self.act("canary of 100 %", f"/{version}/canary", {"percent": 100})
         began_s = time.monotonic()

@@ -269,9 +269,9 @@ def routes() -> Iterator[tuple[str, str, str, str]]:
 
 def told(names: Iterable[str], sentences: dict[str, str]) -> dict[str, str]:
     """Return the sentences in the order of the names. Raises ValueError unless each name has one and no other."""
-    known = set(names)
-    if known != set(sentences):
-        raise ValueError(f"scripts/api_reference.py: say what these are: {sorted(known ^ set(sentences))}")
+    all_names = set(names)
+    if all_names != set(sentences):
+        raise ValueError(f"scripts/api_reference.py: say what these are: {sorted(all_names ^ set(sentences))}")
     return sentences
 
 
@@ -300,7 +300,7 @@ def error_classes(parent: type[BatonError] = BatonError) -> Iterator[type[BatonE
 
 def given_codes() -> dict[str, set[str]]:
     """Return the codes that the gateway passes to errors in place of the class's own, by class name."""
-    given: dict[str, set[str]] = {"BadRequest": {*shapes.CODES, *FETCH_CODES.values()}}
+    codes: dict[str, set[str]] = {"BadRequest": {*shapes.CODES, *FETCH_CODES.values()}}
     for path in sorted((ROOT / "gateway").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call):
@@ -309,8 +309,8 @@ def given_codes() -> dict[str, set[str]]:
             name = "BadRequest" if name == "_bad" else name
             for word in node.keywords:
                 if word.arg == "code" and isinstance(word.value, ast.Constant) and hasattr(errors, name):
-                    given.setdefault(name, set()).add(str(word.value.value))
-    return given
+                    codes.setdefault(name, set()).add(str(word.value.value))
+    return codes
 
 
 def route_items(listener: str) -> str:
@@ -346,7 +346,7 @@ def render() -> str:
     told((c.__name__ for c in error_classes() if c.__name__ not in NEVER_SENT), ERRORS)
     request_headers = told(chat_headers(), REQUEST_HEADERS)
     reply_headers = told(reply_header_names(), REPLY_HEADERS)
-    refused = ", ".join(map(code, sorted(REFUSED)))
+    names = ", ".join(map(code, sorted(REFUSED)))
     prefixes = ", ".join(map(code, REFUSED_PREFIXES))
     outcome = ", ".join(map(code, sorted(OUTCOME_FIELDS)))
     parts = [
@@ -360,7 +360,7 @@ def render() -> str:
         table(("header", "meaning"), header_rows(reply_headers, OTHER_REPLY_HEADERS)),
         CHAT_TEXT,
         table(("property", "a good value", "what becomes of it"), chat_table.rows()),
-        "\n" + paragraph(f"{REFUSED_TEXT} {refused}, and every name that begins with {prefixes}.") + "\n",
+        "\n" + paragraph(f"{REFUSED_TEXT} {names}, and every name that begins with {prefixes}.") + "\n",
         f"{OUTCOMES_TEXT}{paragraph(f'Properties: {outcome}.')}\n",
         ERRORS_TEXT,
         error_items(),

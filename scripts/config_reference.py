@@ -22,11 +22,11 @@ their prefixed forms. Units are in the names: `_s` seconds, `_ms` milliseconds, 
 
 def limits(field_metadata: list[object]) -> str:
     """Return the bounds of a field in mathematical notation: `0 < x ≤ 86400`."""
-    found: dict[str, str] = {}
+    bounds: dict[str, str] = {}
     for item in field_metadata:
-        found |= {name: str(getattr(item, name)) for name in ("gt", "ge", "lt", "le") if hasattr(item, name)}
-    low = f"{found['gt']} < " if "gt" in found else f"{found['ge']} ≤ " if "ge" in found else ""
-    high = f" < {found['lt']}" if "lt" in found else f" ≤ {found['le']}" if "le" in found else ""
+        bounds |= {name: str(getattr(item, name)) for name in ("gt", "ge", "lt", "le") if hasattr(item, name)}
+    low = f"{bounds['gt']} < " if "gt" in bounds else f"{bounds['ge']} ≤ " if "ge" in bounds else ""
+    high = f" < {bounds['lt']}" if "lt" in bounds else f" ≤ {bounds['le']}" if "le" in bounds else ""
     return f"{low}x{high}" if low or high else ""
 
 

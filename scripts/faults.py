@@ -65,51 +65,51 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := [row for row in options.rows if row not in ROWS]:
         parser.error(f"no such row: {', '.join(unknown)}")
-    known, commit = _read(), _commit()
+    summary, commit = _read(), _commit()
     for row in options.rows or ROWS:
-        before = known.get(row, {})
+        before = summary.get(row, {})
         if not options.again and before.get("held") and (before["commit"], before["size"]) == (commit, options.size):
             print(f"{row}: held at this commit already")
             continue
-        known[row] = {**_run(row, options.size), "commit": commit, "size": options.size}
-        write_atomic(SUMMARY, json.dumps(known, indent=2, sort_keys=True) + "\n")
-    return 0 if all(known[row]["held"] for row in options.rows or ROWS) else 1
+        summary[row] = {**_run(row, options.size), "commit": commit, "size": options.size}
+        write_atomic(SUMMARY, json.dumps(summary, indent=2, sort_keys=True) + "\n")
+    return 0 if all(summary[row]["held"] for row in options.rows or ROWS) else 1
 
 
 def _run(row: str, size: str) -> dict[str, Any]:
     """Run the tests of one row; return their measurements."""
     LINES.parent.mkdir(exist_ok=True)
-    seen = LINES.stat().st_size if LINES.exists() else 0
+    offset = LINES.stat().st_size if LINES.exists() else 0
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "5400", *ROWS[row]]
     began_s = time.monotonic()
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "TEST_SIZE": size}, capture_output=True, text=True, check=False
     )
     numbers: dict[str, Any] = {}
     if LINES.exists():
         with LINES.open(encoding="utf-8") as file:
-            file.seek(seen)
+            file.seek(offset)
             for line in file:
                 measured = json.loads(line)
                 numbers |= {name: value for name, value in measured.items() if name not in ("row", "size", "at_s")}
-    held, took_s = done.returncode == 0, round(time.monotonic() - began_s)
-    told = ", ".join(f"{name} {value}" for name, value in numbers.items()) or _last_line(done.stdout)
-    print(f"{row}: {'held' if held else 'BROKEN'} in {took_s} s: {told}", flush=True)
-    if not held:
-        print(done.stdout[-3000:], file=sys.stderr)
-    return {"held": held, "took_s": took_s, "numbers": numbers}
+    passed, took_s = process.returncode == 0, round(time.monotonic() - began_s)
+    figures = ", ".join(f"{name} {value}" for name, value in numbers.items()) or _last_line(process.stdout)
+    print(f"{row}: {'held' if passed else 'BROKEN'} in {took_s} s: {figures}", flush=True)
+    if not passed:
+        print(process.stdout[-3000:], file=sys.stderr)
+    return {"held": passed, "took_s": took_s, "numbers": numbers}
 
 
-def _last_line(said: str) -> str:
-    return (said.strip().splitlines() or ["it said nothing"])[-1]
+def _last_line(output: str) -> str:
+    return (output.strip().splitlines() or ["it said nothing"])[-1]
 
 
 def _read() -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(SUMMARY.read_text(encoding="utf-8"))
+        summary: dict[str, Any] = json.loads(SUMMARY.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found
+    return summary
 
 
 def _commit() -> str:

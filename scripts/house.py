@@ -63,13 +63,13 @@ class Module:
 @functools.cache
 def modules() -> dict[str, Module]:
     """Every module of the product by dotted name."""
-    found = {}
+    by_name = {}
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         source = path.read_text(encoding="utf-8")
-        found[name] = Module(name, path, ast.parse(source), source.count("\n"))
-    return found
+        by_name[name] = Module(name, path, ast.parse(source), source.count("\n"))
+    return by_name
 
 
 def _targets(node: ast.AST) -> Iterator[str]:

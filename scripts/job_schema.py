@@ -27,13 +27,13 @@ class _Job(BaseModel):
 
 def schema() -> dict[str, Any]:
     """The JSON schema (draft 2020-12)."""
-    found = _Job.model_json_schema()
+    definition = _Job.model_json_schema()
     for name in SET_BY_THE_JOB:
-        del found["$defs"]["TrainSpec"]["properties"][name]
-    del found["properties"]["gate"]["default"]
-    del found["$defs"]["TrainSpec"]["properties"]["settings"]["default"]  # it depends on the profile
+        del definition["$defs"]["TrainSpec"]["properties"][name]
+    del definition["properties"]["gate"]["default"]
+    del definition["$defs"]["TrainSpec"]["properties"]["settings"]["default"]  # it depends on the profile
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A job of Baton's learning loop"}
-    return {**_untitled(found), **head}
+    return {**_untitled(definition), **head}
 
 
 def _untitled(value: Any) -> Any:

@@ -37,11 +37,11 @@ def instruments() -> Iterator[tuple[str, str, str, str]]:
     """Return (name, type, labels, meaning) of each metric that the adapter declares."""
     parts = [*vars(PrometheusMetrics()).values(), *vars(WorkerSeries(CollectorRegistry())).values()]
     lists = [part.values() if isinstance(part, dict) else [part] for part in parts]
-    for found in (item for items in lists for item in items):
-        if isinstance(found, MetricWrapperBase):
-            kind = next(name for of, name in TYPES if isinstance(found, of))
-            name = found._name + ("_total" if kind == "counter" else "")
-            yield name, kind, ", ".join(f"`{label}`" for label in found._labelnames), found._documentation
+    for instrument in (item for items in lists for item in items):
+        if isinstance(instrument, MetricWrapperBase):
+            kind = next(name for of, name in TYPES if isinstance(instrument, of))
+            name = instrument._name + ("_total" if kind == "counter" else "")
+            yield name, kind, ", ".join(f"`{label}`" for label in instrument._labelnames), instrument._documentation
 
 
 def read_when_asked() -> Iterator[tuple[str, str, str, str]]:

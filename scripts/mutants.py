@@ -94,15 +94,15 @@ def mutants_of(module: str) -> Iterator[Mutant]:
     """Yield every one-step change of the module's code, except in annotations, texts and raised errors."""
     tree = _tree(module)
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
-    told = {id(part) for node in nodes for top in _told(node) for part in ast.walk(top)}
+    docstrings = {id(part) for node in nodes for top in _told(node) for part in ast.walk(top)}
     for number, node in enumerate(nodes):
-        if id(node) in told:
+        if id(node) in docstrings:
             continue
         for change in range(_changes(node)):
             mutated = copy.deepcopy(tree)
             twin = [each for each in ast.walk(mutated) if isinstance(each, ast.expr | ast.stmt)][number]
-            said = _apply(twin, change)
-            yield Mutant(module, node.lineno, said, ast.fix_missing_locations(mutated))
+            source = _apply(twin, change)
+            yield Mutant(module, node.lineno, source, ast.fix_missing_locations(mutated))
 
 
 def _told(node: ast.AST) -> list[ast.expr]:
@@ -190,20 +190,20 @@ def main() -> int:
     os.chdir(ROOT)
     summary: dict[str, dict[str, object]] = {}
     for module in options.modules:
-        found = list(mutants_of(module))
+        mutants = list(mutants_of(module))
         if not survives(Mutant(module, 0, "none", _tree(module)), [*TESTS[module], *ONLY.get(module, ())]):
             raise SystemExit(f"{module}: its tests fail without any change; mend them first")
-        chosen = random.Random(options.seed).sample(found, min(options.sample or len(found), len(found)))  # noqa: S311
+        sample = random.Random(options.seed).sample(mutants, min(options.sample or len(mutants), len(mutants)))  # noqa: S311
         began_s = time.monotonic()
         alive = []
-        for mutant in chosen:
+        for mutant in sample:
             if survives(mutant, [*TESTS[module], *ONLY.get(module, ())]):
                 alive.append(f"{mutant.line}: {mutant.change}")
                 print(f"survived {module}:{alive[-1]}", flush=True)
-        score = round(1 - len(alive) / len(chosen), 3)
+        score = round(1 - len(alive) / len(sample), 3)
         took_s = round(time.monotonic() - began_s)
-        summary[module] = {"mutants": len(found), "tried": len(chosen), "score": score, "survived": alive}
-        print(f"{module}: {len(chosen) - len(alive)} of {len(chosen)} noticed ({score:.1%}) in {took_s} s", flush=True)
+        summary[module] = {"mutants": len(mutants), "tried": len(sample), "score": score, "survived": alive}
+        print(f"{module}: {len(sample) - len(alive)} of {len(sample)} noticed ({score:.1%}) in {took_s} s", flush=True)
     SUMMARY.parent.mkdir(exist_ok=True)
     write_atomic(SUMMARY, json.dumps(summary, indent=2) + "\n")
     return int(any(float(str(each["score"])) < SCORE_MIN for each in summary.values()))

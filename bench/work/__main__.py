@@ -41,7 +41,7 @@ JUDGE_ERRS = 0.1
 
 def measured(options: argparse.Namespace) -> list[Measured]:
     """All arms, one after the other."""
-    found: list[Measured] = []
+    results: list[Measured] = []
     with ExitStack() as held:
         directory = held.enter_context(temporary_directory())
         words = [str(word) for name in ("n", "learn", "seed", "judge_errs") for word in _given(options, name)]
@@ -51,10 +51,10 @@ def measured(options: argparse.Namespace) -> list[Measured]:
                 database = Database(served.database_url)
                 try:
                     print(f"{arm.name}: {arm.checkout}", file=sys.stderr, flush=True)
-                    found += asyncio.run(_arm(arm, served, database, workers.url, options))
+                    results += asyncio.run(_arm(arm, served, database, workers.url, options))
                 finally:
                     database.close()
-    return found
+    return results
 
 
 def _given(options: argparse.Namespace, name: str) -> tuple[str, object]:
@@ -66,11 +66,11 @@ async def _arm(
 ) -> list[Measured]:
     async with httpx.AsyncClient(timeout=REQUEST_S) as http:
         bench = Bench(arm, served, http, Truth(http, workers_url), database)
-        found: list[Measured] = []
+        results: list[Measured] = []
         for kind in options.kinds.split(","):
             learned, tasks = _tasks(kind, options)
-            found += await bench.run(kind, learned, tasks)
-        return found
+            results += await bench.run(kind, learned, tasks)
+        return results
 
 
 def _tasks(kind: str, options: argparse.Namespace) -> tuple[list[WorkTask], list[WorkTask]]:
@@ -86,12 +86,12 @@ def work(options: argparse.Namespace) -> None:
     asyncio.run(serve(WorkerServer(speaker).app(), "127.0.0.1", options.port, options.port_file))
 
 
-def report(found: Sequence[Measured], options: argparse.Namespace) -> None:
+def report(results: Sequence[Measured], options: argparse.Namespace) -> None:
     """Print the tables, and write the figures where asked."""
-    rows = [row_of(one) for one in found]
-    print(f"\n{table(rows)}\n\n{records(found)}\n")
+    rows = [row_of(one) for one in results]
+    print(f"\n{table(rows)}\n\n{records(results)}\n")
     for first, second in zip(options.arm, options.arm[1:], strict=False):
-        print(f"{second.name} less {first.name}\n\n{differences(found, first.name, second.name)}\n")
+        print(f"{second.name} less {first.name}\n\n{differences(results, first.name, second.name)}\n")
     notes = [*grader_notes(rows), f"Requests that failed: {sum(row.errors for row in rows)}."]
     print("\n".join(notes), flush=True)
     if options.out:
@@ -137,11 +137,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "worker":
             work(options)
             return 0
-        found = measured(options)
+        results = measured(options)
     except KeyboardInterrupt:
         return 130
-    report(found, options)
-    return int(any(each.status != OK for one in found for each in one.requests))
+    report(results, options)
+    return int(any(each.status != OK for one in results for each in one.requests))
 
 
 if __name__ == "__main__":

@@ -35,10 +35,10 @@ class Arm:
 
     def policies(self, kind: str) -> list[str]:
         """The policies that this arm can serve on one kind of work."""
-        found = [*(f"baton/fixed:{worker}" for worker in SKILLS), "baton/rule", "baton/vote", "baton/cascade"]
+        policies = [*(f"baton/fixed:{worker}" for worker in SKILLS), "baton/rule", "baton/vote", "baton/cascade"]
         checker = "python" if kind == "code" else "judge"
         chains = ("cheap>best", "cheap>middle>best")
-        return [*found, *(f"baton/checked:{chain}@{checker}" for chain in chains if self.has_checkers)]
+        return [*policies, *(f"baton/checked:{chain}@{checker}" for chain in chains if self.has_checkers)]
 
     @contextmanager
     def served(self, directory: Path, workers_url: str) -> Iterator[Gateway]:

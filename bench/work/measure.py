@@ -123,11 +123,11 @@ class Bench:
         """All policies on one kind of work. Outcomes of what is learned from come before the first of them, and those
         of the policies after the last, so that all choose by the same experience."""
         client = await Client.open(self._served, self._http, f"bench work {kind}", AT_ONCE)
-        found = [await self._answers(client, kind, LEARN, learned)]
-        await self._report(client, learned, found)
+        answers = [await self._answers(client, kind, LEARN, learned)]
+        await self._report(client, learned, answers)
         asked = [await self._answers(client, kind, policy, tasks) for policy in self._arm.policies(kind)]
         await self._report(client, tasks, asked)
-        rows = [(LEARNING, learned, found[0])]
+        rows = [(LEARNING, learned, answers[0])]
         rows += [(policy, tasks, each) for policy, each in zip(self._arm.policies(kind), asked, strict=True)]
         return [await self._measured(kind, policy, of, answers) for policy, of, answers in rows]
 

@@ -57,28 +57,28 @@ class ScriptedWorkers:
 
     def say(self, worker: str, body: Mapping[str, Any]) -> SimulatedReply:
         """What the worker says. Raises RequestRefusal where the task is none of those it knows."""
-        said = [content_text(message.get("content")) for message in body["messages"]]
-        text = self._judged(said) if worker == CRITIC else reply_of(worker, self._task(said), self._seed)
-        tokens = sum(len(each.encode()) for each in said) // BYTES_PER_TOKEN
+        texts = [content_text(message.get("content")) for message in body["messages"]]
+        text = self._judged(texts) if worker == CRITIC else reply_of(worker, self._task(texts), self._seed)
+        tokens = sum(len(each.encode()) for each in texts) // BYTES_PER_TOKEN
         return SimulatedReply([pieces(text)], tokens)
 
-    def _task(self, said: Sequence[str]) -> WorkTask:
-        task = next((self._tasks[text] for text in said if text in self._tasks), None)
+    def _task(self, texts: Sequence[str]) -> WorkTask:
+        task = next((self._tasks[text] for text in texts if text in self._tasks), None)
         if task is None:
             raise RequestRefusal(400, "unknown_task", "this worker knows only the tasks of the bench")
         return task
 
-    def _judged(self, said: Sequence[str]) -> str:
+    def _judged(self, texts: Sequence[str]) -> str:
         """The verdict on the last reply that a judge's prompt shows: of a step's, or of the grader `judge`. Of two
         replies that are to be compared, whether they say the same."""
-        everything = "\n".join(said[1:])  # the instructions speak of blocks, too
+        everything = "\n".join(texts[1:])  # the instructions speak of blocks, too
         blocks, quoted = _REPLY.findall(everything), _QUOTED_REPLY.findall(everything)
-        if "compare two replies" in said[0]:
+        if "compare two replies" in texts[0]:
             pair = blocks[-2:]
-            same = self._draws(say_the_same(self._task(said), *pair), *pair)
+            same = self._draws(say_the_same(self._task(texts), *pair), *pair)
             return json.dumps({"reason": "the figures were compared", "verdict": "same" if same else "different"})
         if blocks:
-            reply, task = blocks[-1], self._task(said)
+            reply, task = blocks[-1], self._task(texts)
         elif quoted:
             unquoted = "\n".join(line.removeprefix("> ") for line in everything.splitlines())
             reply = "\n".join(line.removeprefix("> ") for line in quoted[-1].splitlines())
