@@ -126,7 +126,8 @@ class Learner:
     def plan(self, prompts: Sequence[Prompt], temperature: float, key: str) -> list[Episode]:
         """Sample a plan for each question at a temperature; equal keys draw equal numbers."""
         tokens_max = self.settings.plan_tokens
-        asking = ConductorSettings(self.initial.profile, FREE, WALL_S, tokens_max=tokens_max, temperature=temperature)
+        profile = self.initial.profile
+        asking = ConductorSettings(profile, FREE, WALL_S, tokens_max, temperature, trained=True)
         planners = [ConductorPlanner(self._conductor.of(self.seed, key, prompt.id), asking) for prompt in prompts]
         return asyncio.run(self._questions.ask(list(zip(prompts, planners, strict=True))))
 

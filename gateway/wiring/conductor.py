@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Container, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -105,8 +105,10 @@ async def conductor_of(base: Base, pool: PoolParts) -> ConductorParts | None:
     conductor = base.closing(HttpConductor(url, model, key, structured=structured, **limits, **own))
     manifest = await conductor.describe() if ours else None
     profile = _profile(settings, manifest)
+    about = manifest_of(manifest or {})
     planning = planning_of(settings, profile, price, (manifest or {}).get("quality"), spec)
-    return ConductorParts(conductor, planning, frozenset(manifest_of(manifest or {}).pools), breaker)
+    planning = replace(planning, trained=manifest is not None and about.kind != "base")
+    return ConductorParts(conductor, planning, frozenset(about.pools), breaker)
 
 
 def _profile(settings: Settings, manifest: Mapping[str, Any] | None) -> Profile:

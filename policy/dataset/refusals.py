@@ -21,6 +21,10 @@ REASONS: Mapping[str, str] = {
     "no_checker_errors": "logged by an older gateway, without how often checkers err, which this prompt shows; collect "
     "anew",
     "no_plan": "no plan came of the call",
+    "other_steps": "their plans check replies, give tools or choose contexts, which the student's prompt does not tell "
+    "of; teach it the one that does (--prompt checked)",
+    "other_form": "outside the student's grammar, in which a step has one of `expect`, `tools` and `context`, and a "
+    "contract one check",
     "lost": "their outcome is not above --set outcome_above",
     "worse_plan": "their prompt has better plans, or enough of them (--set plans_max)",
     "too_long": "prompt and plan do not fit the student's context, or --set tokens_max",

@@ -63,7 +63,7 @@ def limits_of(row: Row) -> PlanLimits:
 
 def input_of(row: Row, profile: Profile) -> PromptInput:
     """What the planner was shown. Raises RowRefused where the log lacks a part of it."""
-    allowed = limits_of(row)
+    allowed = limits_of(row) if profile == "checked" else limits_of(row).without_toolboxes()
     by_handle = {str(one.get("handle")): one for one in row.pool}
     depth_max = row.caps.get("depth")
     replies = [one for one in row.replies if int(one["index"]) < allowed.first_index]

@@ -52,7 +52,9 @@ class ConductorDirectory:
     def planner(self, engine: Conductor, quality: int | None = None) -> ConductorPlanner:
         """A planner at temperature 0 over its loaded weights. `quality`: the dial; None: the manifest's own."""
         quality = self.manifest.quality if quality is None else quality
-        return ConductorPlanner(engine, ConductorSettings(self.profile, FREE, UNHURRIED_S, quality=quality))
+        trained = self.manifest.kind != "base"
+        asking = ConductorSettings(self.profile, FREE, UNHURRIED_S, quality=quality, trained=trained)
+        return ConductorPlanner(engine, asking)
 
 
 def read_conductors(paths: Iterable[Path]) -> dict[Path, ConductorDirectory]:

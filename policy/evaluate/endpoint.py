@@ -55,6 +55,7 @@ class Endpoint:
     owned_by: str = ""
     quality: int | None = None  # the dial's place in that manifest; None: it reads no dial
     tokens_max: int = TRAINED_TOKENS_MAX
+    trained: bool = False  # on prompts of `profile`
     params: Mapping[str, Any] = field(default_factory=dict)  # sent with every call, as the pool file has them
     cannot: tuple[str, ...] = ()
 
@@ -88,7 +89,12 @@ class Endpoint:
         name, slow = f"{self.url}#{self.model}", f" in {self.timeout_s:g} s; raise --planner-timeout"
         patient = PatientConductor(_client(self), name, self.calls_max, slow)
         settings = ConductorSettings(
-            self.profile, self.price or Price(), UNHURRIED_S, tokens_max=self.tokens_max, quality=quality
+            self.profile,
+            self.price or Price(),
+            UNHURRIED_S,
+            tokens_max=self.tokens_max,
+            quality=quality,
+            trained=self.trained,
         )
         try:
             yield ConductorPlanner(patient, settings)
@@ -223,6 +229,7 @@ def _with_facts(name: str, endpoint: Endpoint, facts: Mapping[str, Any]) -> Endp
         version=manifest.id if ours else "",
         owned_by=str(facts.get("owned_by", "")),
         quality=manifest.quality if ours else None,
+        trained=ours and manifest.kind != "base",
     )
 
 

@@ -9,16 +9,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from gateway.core.loop.plan import Plan, PlanLimits, Step
-from gateway.core.loop.prompt import QUALITY_MAX
+from gateway.core.loop.plan import Plan, PlanLimits, Step, validate
+from gateway.core.loop.prompt import QUALITY_MAX, Profile, schema_of
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError
 from policy.dataset import parquet
 from policy.dataset.refusals import RowRefused
 from policy.dataset.row import Row, StepRow
+from policy.environments.executor import Executor
 from policy.serve.manifest import read_complete
 from policy.start.pretrained.seal import seal
 from tests.policy.dataset_rows import STEP, a_row
@@ -32,7 +34,14 @@ from policy.train.run.initial import Initial, initial_weights  # noqa: E402
 from policy.train.run.searched import searched  # noqa: E402
 from policy.train.run.session import train  # noqa: E402
 from policy.train.settings import Settings  # noqa: E402
-from policy.train.sources.taught import TaughtSource, Tutor, demonstrated, lessons_of, winners  # noqa: E402
+from policy.train.sources.taught import (  # noqa: E402
+    TaughtSource,
+    Tutor,
+    demonstrated,
+    demonstrations,
+    lessons_of,
+    winners,
+)
 from policy.train.spec import TrainSpec  # noqa: E402
 from policy.train.step.masks import Masks  # noqa: E402
 from policy.train.step.supervised import branched, mean_loss  # noqa: E402
@@ -124,6 +133,82 @@ def test_prompt_and_plan_are_in_the_students_own_tokens(student: Initial, tutor:
         )
 
 
+CHECKED = PlanLimits(("quill", "atlas", "shelf"), 3, checkers=("atlas",), runs_tests=True, toolboxes=("shelf",))
+PLAIN = {"worker": "quill", "task": None, "see": []}
+STEPS: list[list[dict[str, Any]]] = [
+    [PLAIN | {"expect": {"regex": "^[0-9]+$"}}],
+    [PLAIN | {"expect": {"schema": {"type": "object", "required": ["a"]}}}],
+    [PLAIN | {"expect": {"min_chars": 40}}],
+    [PLAIN | {"expect": {"judge": "atlas"}}],
+    [PLAIN | {"expect": {"tests": ["assert f(1) == 2", "assert f(2) == 3"]}}],
+    [PLAIN | {"tools": ["shelf"]}],
+    [PLAIN | {"context": "last"}],
+    [PLAIN | {"task": "Sum them.", "context": [1, 3]}],
+    [
+        PLAIN,
+        {"kind": "verify", "worker": "atlas", "task": None, "see": [0], "accept": "ship", "escalate": 2},
+        PLAIN | {"worker": "atlas"},
+    ],
+    [{"worker": "shelf", "task": '{"tool":"look","arguments":{}}', "see": []}, PLAIN | {"see": [0]}],
+]
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_a_student_is_taught_the_steps_that_its_prompt_tells_of_and_no_other(
+    student: Initial, steps: list[dict[str, Any]]
+) -> None:
+    plan = validate({"why": "Sums are cheap.", "steps": steps}, CHECKED)
+    asked = [{"role": "user", "content": "Q?"}]
+    for profile in get_args(Profile):
+        tutor = Tutor(student.tokens, Masks(student.tokens), profile, student.weights.context)
+        if profile != "checked":
+            with pytest.raises(RowRefused, match=r"other_steps.*--prompt checked"):
+                tutor.row(asked, plan, CHECKED, 1.0, "a", "b", "")
+            continue
+        lesson = tutor.row(asked, plan, CHECKED, 1.0, "a", "b", "")
+        text = b"".join(student.tokens.token_bytes(token) for token in lesson.plan_ids[:-1]).decode()
+        assert validate(text, CHECKED) == plan
+        assert lesson.schema == schema_of("checked", CHECKED)
+
+
+def test_plans_that_no_grammar_lets_through_are_refused_by_that_name(student: Initial) -> None:
+    tutor = Tutor(student.tokens, Masks(student.tokens), "checked", student.weights.context)
+    both = [PLAIN | {"expect": {"regex": "a", "min_chars": 3}}]
+    for steps in (both, [PLAIN | {"expect": {"min_chars": 3}, "context": "last"}]):
+        with pytest.raises(RowRefused, match="other_form"):
+            tutor.row([{"role": "user", "content": "Q?"}], validate({"steps": steps}, CHECKED), CHECKED, 1.0, *"abc")
+
+
+def test_a_plan_has_its_reason_where_the_students_prompt_asks_for_one(student: Initial) -> None:
+    plan, allowed = Plan((Step("atlas", None),), "It is good at sums."), PlanLimits(("atlas",), 3)
+    steps = '"steps":[{"worker":"atlas","task":null,"see":[]}]}'
+    for profile in get_args(Profile):
+        tutor = Tutor(student.tokens, Masks(student.tokens), profile, student.weights.context)
+        asks = profile in ("checked", "guided")
+        for given, why in ((plan, plan.why), (replace(plan, why=""), "")):
+            ids = tutor.row([{"role": "user", "content": "Q?"}], given, allowed, 1.0, *"abc").plan_ids[:-1]
+            text = b"".join(student.tokens.token_bytes(token) for token in ids).decode()
+            assert text == ("{" + f'"why":"{why}",' + steps if asks else "{" + steps)
+
+
+def test_plans_of_a_pool_with_checkers_and_tools_are_learnt_out_of_the_log(student: Initial) -> None:
+    request = {"rounds": 1, "nano_left": 10**9, "seconds_left": 60.0, "tokens": 9, "needs": []}
+    shown = {"request": request, "examples": [], "errors": {}, "tools": {"shelf": ["look(text: string)"]}}
+    shelf = {"name": "files", "handle": "shelf", **WORKER, "kind": "mcp"}
+    more: dict[str, Any] = {"pool": [*POOL, shelf], "allowed": CHECKED.as_json(), "shown": shown}
+    rows = [call(n, "quill", plan={"why": "", "steps": steps}, **more) for n, steps in enumerate(STEPS)]
+    rows.append(call(len(rows), "quill", plan={"why": "", "steps": [PLAIN]}, **more))
+    checked = Tutor(student.tokens, Masks(student.tokens), "checked", student.weights.context)
+    lessons, refused = winners(rows, checked, FAST)
+    assert (len(lessons), refused) == (len(rows), {})
+    compact = Tutor(student.tokens, Masks(student.tokens), "compact", student.weights.context)
+    (lesson,), refused = winners(rows, compact, FAST)
+    assert refused == {"other_steps": len(STEPS)}
+    prompt = b"".join(student.tokens.token_bytes(token) for token in lesson.prompt_ids).decode()
+    assert "shelf" not in prompt + json.dumps(lesson.schema)  # as it is served: without tools
+    assert "quill" in prompt
+
+
 def test_a_demonstration_is_a_plan_or_the_answer_of_a_worker() -> None:
     plan = '{"steps":[{"worker":"atlas","task":null,"see":[]}]}'
     assert demonstrated(call(1, "quill", 0.0, demonstration=plan)) == Plan((Step("atlas", None),))
@@ -208,6 +293,21 @@ def test_demonstrations_make_an_adapter_over_a_base(tmp_path: Path) -> None:
         plans.write_text(text + "\n")
         with pytest.raises(ConfigError, match=said):
             train(spec, tmp_path / "other", tmp_path / "work2", False, lambda _: None)
+
+
+def test_a_demonstration_names_workers_wherever_a_plan_does(student: Initial, tmp_path: Path) -> None:
+    price = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}
+    place = {"kind": "openai", "url": "http://127.0.0.1:9/v1", "model": "m", "price": price}
+    given = (("alpha", "quill", []), ("beta", "atlas", ["check"]))
+    pool = tuple(WorkerSpec.model_validate({"name": n, "handle": h, "tags": tags, **place}) for n, h, tags in given)
+    path = tmp_path / "plans.jsonl"
+    steps = [{"worker": "alpha", "expect": {"judge": "beta"}}, {"worker": "beta", "see": [0], "context": "last"}]
+    path.write_text(json.dumps({"question": "Q?", "plan": {"steps": steps}}))
+    tutor = Tutor(student.tokens, Masks(student.tokens), "checked", student.weights.context)
+    (lesson,), refused = demonstrations(path, pool, Executor(), tutor, 0)
+    text = b"".join(student.tokens.token_bytes(token) for token in lesson.plan_ids).decode()
+    assert not refused
+    assert '"expect":{"judge":"atlas"}},{"worker":"atlas","task":null,"see":[0],"context":"last"}' in text
 
 
 @pytest.mark.parametrize(

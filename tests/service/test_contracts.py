@@ -11,15 +11,19 @@ import pytest
 
 from gateway.core.log.rollout import as_payload
 from gateway.core.loop.caps import Caps
+from gateway.core.loop.experience import RuleWeights
 from gateway.core.loop.plan import limits_from_json, plan_schema, schema_hash
-from gateway.core.loop.prompt import Profile, prompt_hash, render
+from gateway.core.loop.prompt import Profile, prompt_hash, render, schema_of
 from gateway.core.loop.replies.errors import CheckerErrors, Share, errors_from_counts
 from gateway.core.loop.shown import PromptInput, ShownWorker
+from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import NotFound, UpstreamError, UpstreamOverloaded
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.loop.routers import RulePlanner
 from gateway.service.ports.request import WorkerCall
 from tests.fakes.workers import Says, Scripted
-from tests.kit import Kit, ask, items_of, pool_file
+from tests.kit import PRICE, Kit, ask, items_of, pool_file
 
 CHECK = WorkerSpec.model_validate(
     {"name": "check", "handle": "probe", "kind": "tool", "url": "http://127.0.0.1:1/check", "tags": ["check"],
@@ -336,6 +340,22 @@ async def test_a_prompted_planner_is_told_of_checks_where_the_pool_has_a_checker
     assert after.refusal is None
     assert after.allowed is not None
     assert after.schema_hash == schema_hash(plan_schema(limits_from_json(after.allowed), why=True, checks=True))
+
+
+@pytest.mark.parametrize("profile", get_args(Profile))
+async def test_trained_weights_are_shown_the_prompt_that_they_know_and_no_other(profile: Profile) -> None:
+    for pick in (None, Pick("conductor@7", profile)):
+        kit = a_kit([a_plan(a_step("atlas"))], {}, [PYTHON])
+        settings = ConductorSettings(profile if pick is None else "full", PRICE, 5.0, trained=pick is None)
+        kit.catalog._planners["baton"] = (ConductorPlanner(kit.conductor, settings), RulePlanner(RuleWeights()))
+        kit.completer._admission._pick = lambda _, pick=pick: pick
+        planned = (await kit.serve()).record.rounds[0]
+        assert planned.allowed is not None
+        assert planned.allowed["checkers"]
+        assert (planned.prompt_version, planned.prompt_hash) == (f"{profile}-1", prompt_hash(profile))
+        assert planned.schema_hash == schema_hash(schema_of(profile, limits_from_json(planned.allowed)))
+        text = json.dumps(planned.messages) + json.dumps(kit.conductor.calls[0].schema)
+        assert ("escalate" in text) == (profile == "checked")
 
 
 async def test_a_prompted_planner_reads_how_often_checkers_err_where_it_is_known() -> None:

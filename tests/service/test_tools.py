@@ -11,6 +11,7 @@ import pytest
 from gateway.core.log.redact import apply_mode
 from gateway.core.log.rollout import as_payload
 from gateway.core.loop.caps import Caps
+from gateway.core.policies.versions import Pick
 from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import UpstreamError, UpstreamRefused, UpstreamTimeout
@@ -275,6 +276,17 @@ async def test_a_prompted_planner_is_shown_the_tools_and_a_trained_one_is_not() 
         assert ("look(text: string)" in text) == ("badger" in text) == (profile == "guided")
         allowed = running.record.rounds[0].allowed or {}
         assert ("badger" in allowed["handles"]) == ("toolboxes" in allowed) == (profile == "guided")
+
+
+async def test_a_version_that_was_trained_without_tools_is_offered_none() -> None:
+    for trained in (True, False):
+        kit = a_kit(a_plan(a_step("atlas")), {})
+        kit.completer._admission._pick = lambda _, trained=trained: Pick("conductor@7", "guided", trained=trained)
+        running = await kit.serve()
+        (call,) = kit.conductor.calls
+        assert ("badger" in json.dumps(call.messages) + json.dumps(call.schema)) != trained
+        allowed = running.record.rounds[0].allowed or {}
+        assert ("badger" in allowed["handles"]) == ("toolboxes" in allowed) != trained
 
 
 async def test_a_log_of_metadata_names_tools_and_not_what_they_were_given() -> None:

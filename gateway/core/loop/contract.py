@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.core.loop.compose import Context
@@ -157,6 +157,11 @@ class PlanLimits:
         more |= {"checkers": list(self.checkers), "runs_tests": self.runs_tests} if self.checkers else {}
         more |= {"toolboxes": list(self.toolboxes)} if self.toolboxes else {}
         return {"handles": list(self.handles), **limits, "depth_capped": sorted(self.depth_capped), **more}
+
+    def without_toolboxes(self) -> PlanLimits:
+        """The limits without MCP servers, of whose steps no prompt but `checked` tells."""
+        handles = tuple(handle for handle in self.handles if handle not in self.toolboxes)
+        return replace(self, handles=handles, toolboxes=())
 
 
 def limits_from_json(logged: Mapping[str, Any]) -> PlanLimits:

@@ -57,18 +57,24 @@ class Step:
     context: Context = "all"  # what it gets of the conversation
 
     @property
+    def needs_checks(self) -> bool:
+        """Whether it has what a plan has only where the planner's prompt tells of checks, tools and contexts."""
+        return bool(self.expect or self.verify or self.tools) or self.context != "all"
+
+    @property
     def is_plain(self) -> bool:
         """Whether the first words of its worker are those of its reply: nothing is checked or called before."""
         return self.expect is None and not self.tools
 
     def as_json(self) -> dict[str, Any]:
-        """The step as JSON data, in the form that `validate_step` reads."""
+        """The step as JSON data, in the form that `validate_step` reads and in the order of the grammar."""
         more: dict[str, Any] = {"expect": self.expect.as_json()} if self.expect else {}
-        more |= self.verify.as_json() if self.verify else {}
         more |= {"tools": list(self.tools)} if self.tools else {}
         if self.context != "all":
             more["context"] = list(self.context) if isinstance(self.context, tuple) else self.context
-        return {"worker": self.worker, "task": self.task, "see": list(self.see), **more}
+        edges = self.verify.as_json() if self.verify else {}
+        kind = {"kind": edges.pop("kind")} if edges else {}
+        return {**kind, "worker": self.worker, "task": self.task, "see": list(self.see), **more, **edges}
 
 
 @dataclass(frozen=True, slots=True)

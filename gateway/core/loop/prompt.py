@@ -24,8 +24,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, get_args
 
+from gateway.core.loop.contract import PlanLimits
 from gateway.core.loop.experience import RuleWeights, smoothed_success
 from gateway.core.loop.guided import CHECKS, CONTEXT, INSTRUCTIONS, TOOLS, guided
+from gateway.core.loop.plan import plan_schema
 from gateway.core.loop.replies.errors import CheckerErrors, Share
 from gateway.core.loop.shown import (
     CONVERSATION_CHARS_MAX,
@@ -79,6 +81,11 @@ def _with_system(system: str, text: str) -> list[dict[str, str]]:
 def shows_quality(profile: Profile) -> bool:
     """Whether prompts of this profile show the dial."""
     return profile != "compact"
+
+
+def schema_of(profile: Profile, allowed: PlanLimits) -> dict[str, Any]:
+    """The grammar of plans under a prompt of this profile: what the prompt tells of, and nothing else."""
+    return plan_schema(allowed, why=profile in PROMPTED, checks=profile == "checked")
 
 
 def profile_of(prompt_version: str) -> Profile:

@@ -82,6 +82,7 @@ class Pick:
     quality: int | None = None  # its dial where the request sets none
     rounds: int = 1  # plans a request may take where neither it nor a setting says more
     by_name: bool = True  # False: the engine holds one version at a time, and answers for that one
+    trained: bool = True  # on prompts of this profile: it is shown no other
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,8 @@ def picked(version: Version) -> Pick | None:
         return None
     quality = manifest.quality
     in_range = quality is not None and 0 <= quality <= QUALITY_MAX
-    return Pick(version.id, profile, quality if in_range else None, manifest.rounds)
+    trained = manifest.kind != "base"
+    return Pick(version.id, profile, quality if in_range else None, manifest.rounds, trained=trained)
 
 
 def same_route(one: Plan, other: Plan) -> bool:

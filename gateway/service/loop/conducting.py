@@ -13,13 +13,12 @@ from gateway.core.loop.caps import Draw, Meter
 from gateway.core.loop.plan import (
     Plan,
     decision_mask,
-    plan_schema,
     read_plan,
     schema_hash,
     validate,
     validate_step,
 )
-from gateway.core.loop.prompt import PROMPT_VERSION, PROMPTED, Profile, prompt_hash, render, shows_quality
+from gateway.core.loop.prompt import PROMPT_VERSION, PROMPTED, Profile, prompt_hash, render, schema_of, shows_quality
 from gateway.core.loop.reader import PlanReader
 from gateway.core.loop.shown import PromptInput, ShownWarm
 from gateway.core.money.amounts import Usage, cost_nano, input_tokens_bound, worst_case_nano
@@ -66,6 +65,7 @@ class ConductorSettings:
     temperature: float = 0.0
     quality: int | None = None  # the dial where a request sets none
     patience: Patience | None = None  # None: `timeout_s` is the only limit
+    trained: bool = False  # on prompts of this profile: it is shown no other
 
 
 def prompt_input(situation: Situation, quality: int | None = None) -> PromptInput:
@@ -89,16 +89,22 @@ def prompt_input(situation: Situation, quality: int | None = None) -> PromptInpu
     )
 
 
+def profile_for(situation: Situation, settings: ConductorSettings) -> Profile:
+    """The profile of a prompt in this situation: the one that the weights were trained on; of a model that plans
+    untrained, `checked` where it has checkers or tools to plan with."""
+    asked = situation.version or settings
+    more = situation.allowed.checkers or situation.allowed.toolboxes
+    return "checked" if asked.profile == "guided" and more and not asked.trained else asked.profile
+
+
 def without_toolboxes(situation: Situation) -> Situation:
-    """The situation without workers of kind mcp: a conductor that was trained before there were any knows no steps on
-    them."""
+    """The situation without workers of kind mcp."""
     away = set(situation.allowed.toolboxes)
-    handles = tuple(handle for handle in situation.allowed.handles if handle not in away)
     return replace(
         situation,
         workers=tuple(spec for spec in situation.workers if spec.handle not in away),
         shown=tuple(worker for worker in situation.shown if worker.handle not in away),
-        allowed=replace(situation.allowed, handles=handles, toolboxes=()),
+        allowed=situation.allowed.without_toolboxes(),
     )
 
 
@@ -113,8 +119,8 @@ class ConductorPlanner:
 
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
         """Decode, log, validate. Raises ConductorError(down | slow | unparseable), PlanRefused, CapReached."""
-        profile = self._profile(situation)
-        if profile not in PROMPTED and situation.allowed.toolboxes:
+        profile = profile_for(situation, self._settings)
+        if profile != "checked" and situation.allowed.toolboxes:
             situation = without_toolboxes(situation)
             record.allowed = situation.allowed.as_json()
         call = self._call(situation, record, profile)
@@ -155,18 +161,12 @@ class ConductorPlanner:
         record.flags += flags
         return plan
 
-    def _profile(self, situation: Situation) -> Profile:
-        """The profile of this prompt: `checked` where a prompted model has checkers or tools to plan with."""
-        profile = (situation.version or self._settings).profile
-        more = situation.allowed.checkers or situation.allowed.toolboxes
-        return "checked" if profile == "guided" and more else profile
-
     def _call(self, situation: Situation, record: RoundRecord, profile: Profile) -> ConductorCall:
         temperature = 1.0 if situation.explore else self._settings.temperature
         sampling = Sampling(temperature=temperature, tokens_max=self._settings.tokens_max)
         version = situation.version
         quality = (version or self._settings).quality
-        schema = plan_schema(situation.allowed, why=profile in PROMPTED, checks=profile == "checked")
+        schema = schema_of(profile, situation.allowed)
         shown = prompt_input(situation, quality)
         messages = render(profile, shown)
         record.shown = shown.guidance() if profile in PROMPTED else None

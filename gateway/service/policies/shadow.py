@@ -21,7 +21,7 @@ from gateway.core.money.amounts import input_tokens_bound, worst_case_nano
 from gateway.core.money.ledger import Scope
 from gateway.core.policies.versions import Pick, in_share, same_route
 from gateway.errors import BatonError, ConductorError, PlanRefused
-from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings, prompt_input
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings, profile_for, prompt_input
 from gateway.service.loop.state import EarlyStart, Situation, nothing_to_write
 from gateway.service.policies.versions import PolicyVersions
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
@@ -156,7 +156,7 @@ class Shadows:
     async def _hold(self, situation: Situation) -> str | None:
         """Reserve the worst case of one plan in the operator's scope. Returns the hold's id, or None if planning is
         free."""
-        profile = situation.version.profile if situation.version else self._settings.profile
+        profile = profile_for(situation, self._settings)
         bound = input_tokens_bound(render(profile, prompt_input(situation)), "")
         amount_nano = worst_case_nano(self._settings.price, bound, self._settings.tokens_max)
         if amount_nano == 0:

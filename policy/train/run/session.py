@@ -332,7 +332,7 @@ async def affordable(
 ) -> int:  # fmt: skip
     """The highest place of the dial whose plans cost no more on training questions, shown where a request sets none; 0
     where none does. Stops once two places in a row were too dear."""
-    asking = ConductorSettings(profile, FREE, PLAN_TIMEOUT_S, settings.plan_tokens, NEARLY_GREEDY)
+    asking = ConductorSettings(profile, FREE, PLAN_TIMEOUT_S, settings.plan_tokens, NEARLY_GREEDY, trained=True)
     best, too_dear = 0, 0
     for quality in range(QUALITY_MAX + 1):
         posed = [

@@ -87,7 +87,12 @@ class SampledSource:
         self._conductor = conductor
         self._settings = settings
         self._asking = ConductorSettings(
-            profile, FREE, PLAN_TIMEOUT_S, tokens_max=settings.plan_tokens, temperature=settings.temperature
+            profile,
+            FREE,
+            PLAN_TIMEOUT_S,
+            tokens_max=settings.plan_tokens,
+            temperature=settings.temperature,
+            trained=True,
         )
         self._prompts = {prompt.id: prompt for prompt in scene.prompts}
         self._curriculum = Curriculum(

@@ -18,11 +18,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.core.loop.plan import Plan, PlanLimits, Step, plan_schema, validate
-from gateway.core.loop.prompt import QUALITY_MAX, Profile, render
+from gateway.core.loop.plan import Plan, PlanLimits, Step, validate
+from gateway.core.loop.prompt import PROMPTED, QUALITY_MAX, Profile, render, schema_of
 from gateway.core.loop.replies.answers import extract_answer, normalise
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError, PlanRefused
+from gateway.service.loop.conducting import prompt_input, without_toolboxes
 from policy.dataset import row as dataset
 from policy.dataset.refusals import RowRefused, listed
 from policy.dataset.rendered import limits_of, prompt_of
@@ -70,19 +71,29 @@ class Tutor:
     ) -> TrainingRow:
         """One lesson. `ids`: of the request, of the question, its category. Raises RowRefused where the plan is not one
         that the student could be served with, or where both are too long for it."""
-        text = json.dumps(plan.as_json(), separators=(",", ":"), ensure_ascii=False)
+        if self.profile != "checked" and any(
+            step.needs_checks or step.worker in allowed.toolboxes for step in plan.steps
+        ):
+            raise RowRefused("other_steps")
+        allowed = allowed if self.profile == "checked" else allowed.without_toolboxes()
         try:
             prompt_ids = tuple(self._tokens.encode_chat(messages))
-            plan_ids = (*self._tokens.encode_text(text), self._tokens.eos_ids[0])
-            schema = plan_schema(allowed)
+            plan_ids = (*self._tokens.encode_text(self._text(plan)), self._tokens.eos_ids[0])
+            schema = schema_of(self.profile, allowed)
             self._masks.of(schema, plan_ids)
         except (OutsideGrammar, BadSchema, ValueError):
-            raise RowRefused("no_plan") from None
+            raise RowRefused("other_form") from None
         if len(prompt_ids) + len(plan_ids) > self._context:
             raise RowRefused("too_long")
         none, every = (0.0,) * len(plan_ids), (True,) * len(plan_ids)
         episode, question, category = ids
         return TrainingRow(prompt_ids, plan_ids, none, every, schema, 1.0, reward, episode, question, category)
+
+    def _text(self, plan: Plan) -> str:
+        """The plan as the student's grammar lets it through: JSON without white space, with `why` where its prompt asks
+        for one."""
+        why = {"why": plan.why} if self.profile in PROMPTED else {}
+        return json.dumps({**why, "steps": plan.as_json()["steps"]}, separators=(",", ":"), ensure_ascii=False)
 
 
 # ---------------------------------------------------------------- out of the log
@@ -204,7 +215,8 @@ def demonstrations(
         except PlanRefused as error:
             raise ConfigError(f"{place}: plan: {error.message}") from None
         try:
-            rendered = render(tutor.profile, posed.shown)
+            situation = posed.situation if tutor.profile == "checked" else without_toolboxes(posed.situation)
+            rendered = render(tutor.profile, prompt_input(situation))
             found.append(tutor.row(rendered, plan, allowed, DEMONSTRATED, f"{path}:{number}", name, line.task_type))
         except RowRefused as error:
             refused[error.reason] += 1
@@ -216,11 +228,17 @@ def _by_handle(plan: Mapping[str, Any], pool: Sequence[WorkerSpec]) -> object:
     steps = plan.get("steps")
     if not isinstance(steps, list):
         return dict(plan)
-    named = [
-        {**step, "worker": handles.get(str(step.get("worker")), step.get("worker"))} if isinstance(step, dict) else step
-        for step in steps
-    ]
-    return {**plan, "steps": named}
+    return {**plan, "steps": [_step_by_handle(step, handles) if isinstance(step, dict) else step for step in steps]}
+
+
+def _step_by_handle(step: Mapping[str, Any], handles: Mapping[str, str]) -> dict[str, Any]:
+    named = {**step, "worker": handles.get(str(step.get("worker")), step.get("worker"))}
+    contract, boxes = step.get("expect"), step.get("tools")
+    if isinstance(contract, dict) and "judge" in contract:
+        named["expect"] = {**contract, "judge": handles.get(str(contract["judge"]), contract["judge"])}
+    if isinstance(boxes, list):
+        named["tools"] = [handles.get(str(box), box) for box in boxes]
+    return named
 
 
 def _demonstration_lines(path: Path) -> Iterable[tuple[int, DemonstrationLine]]:

@@ -142,6 +142,13 @@ def test_how_a_version_is_asked_is_in_its_manifest(manifest: dict[str, Any], wan
     assert picked(version(7, manifest={**MANIFEST, **manifest})) == wanted
 
 
+def test_a_base_reads_any_prompt_and_trained_weights_their_own() -> None:
+    known = {"prompt_version": f"guided-{PROMPT_VERSION}", "prompt_hash": prompt_hash("guided")}
+    for kind, trained in (("base", False), ("adapter", True), ("sealed", True)):
+        asked = picked(version(7, manifest={"kind": kind, **known}))
+        assert asked == Pick("conductor@7", "guided", trained=trained)
+
+
 @pytest.mark.parametrize("profile", ["compact", "dial", "full"])
 def test_every_prompt_this_code_renders_is_served(profile: Any) -> None:
     manifest = {"prompt_version": f"{profile}-{PROMPT_VERSION}", "prompt_hash": prompt_hash(profile)}
