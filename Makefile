@@ -28,7 +28,7 @@ smol: ## an adapter of SmolLM2 that plans, from recorded answers; ARGS="--record
 
 planner-bench: ## a model that plans by prompt, on recorded answers; DATA, PRICES, PLANNER=worker:NAME, POOL=file, ARGS
 	@scripts/install dev
-	@.venv/bin/python -m bench.planner --data $(DATA) --prices $(PRICES) $(if $(PLANNER),--planner $(PLANNER)) \
+	@.venv/bin/python -m bench.recorded.planner --data $(DATA) --prices $(PRICES) $(if $(PLANNER),--planner $(PLANNER)) \
 		$(if $(POOL),--pool-file $(POOL)) $(ARGS)
 
 bench: ## docs/benchmarks.md: beside other gateways and frameworks, overload, flat cost; ARGS="PART … --again --size full"

@@ -1,4 +1,4 @@
-"""`bench.gate_traffic` from end to end: replay workers and a gateway as processes, the log in PostgreSQL, the gates."""
+"""`bench.recorded.gate_traffic` from end to end: replay workers and a gateway, the log in PostgreSQL, the gates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gate_traffic import CRUX, GPT4O, GSM, HAIKU, MATH, MINI, WORKERS
+from bench.recorded.gate_traffic import CRUX, GPT4O, GSM, HAIKU, MATH, MINI, WORKERS
 from tests.acceptance.test_show import ROOT
 from tests.policy.environments import ABSENT, RECORDED
 
@@ -25,7 +25,7 @@ def place() -> Iterator[Path]:
 
 
 def gates(place: Path, data: Path, prices: Path, *more: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "bench.gate_traffic", "--data", str(data), "--prices", str(prices)]
+    command = [sys.executable, "-m", "bench.recorded.gate_traffic", "--data", str(data), "--prices", str(prices)]
     done = subprocess.run(
         [*command, "--out", str(place / "out"), *more],
         cwd=ROOT,

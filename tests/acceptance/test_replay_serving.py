@@ -1,4 +1,4 @@
-"""`bench.replay_serving` from end to end on a small made-up recording: what it prints is what was recorded."""
+"""`bench.recorded.replay_serving` from end to end on a small made-up recording: what it prints is what was recorded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_policy_is_asked_graded_by_the_recording_and_found_in_postgres(pla
     arguments = ["--data", str(recording(place)), "--prices", str(place / "prices.json"), "--workers", ",".join(RIGHT)]
     arguments += ["--n", "7", "--learn", "3", "--conductor", str(servable_model(place / "model"))]
     done = subprocess.run(
-        [sys.executable, "-m", "bench.replay_serving", *arguments, "--out", str(place / "out.json")],
+        [sys.executable, "-m", "bench.recorded.replay_serving", *arguments, "--out", str(place / "out.json")],
         cwd=ROOT,
         capture_output=True,
         text=True,

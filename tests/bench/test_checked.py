@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.checked import Tasks, by_checker, chain, curve, drawn, read, table, write_rows
+from bench.recorded.checked import Tasks, by_checker, chain, curve, drawn, read, table, write_rows
 
 RIGHT = np.array([[1.0, 1.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
 TASKS = Tasks(

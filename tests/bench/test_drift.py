@@ -1,4 +1,4 @@
-"""What `bench.drift` and `bench.experience` count, on runs whose figures can be seen."""
+"""What `bench.simulated.drift` and `bench.simulated.experience` count, on runs whose figures can be seen."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import yaml
 
-from bench.drift import Changing, Plan, arguments, planned, pool_file
-from bench.drift_figures import Called, Trial, curve, drawn, markdown, share, until_first, until_half
-from bench.experience import figures, learned, table, truth, weights_now, weights_then
+from bench.simulated.drift import Changing, Plan, arguments, planned, pool_file
+from bench.simulated.drift_figures import Called, Trial, curve, drawn, markdown, share, until_first, until_half
+from bench.simulated.experience import figures, learned, table, truth, weights_now, weights_then
 from gateway.core.loop.experience import HALF_LIFE, NEAR
 from gateway.core.pool.workers import PoolFile
 from policy.simulators.arena.families.tasks import make_family_task
@@ -97,7 +97,7 @@ def test_arguments_out_of_range_are_refused(wrong: list[str]) -> None:
         arguments(wrong)
 
 
-# ---------------------------------------------------------------- bench.experience
+# ---------------------------------------------------------------- bench.simulated.experience
 
 
 def test_then_and_now_weigh_the_same_steps_differently() -> None:
@@ -120,7 +120,7 @@ def test_the_truth_is_what_one_worker_alone_can_do() -> None:
 
 
 def test_now_is_purer_and_nearer_to_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.experience.ASKED", 20)
+    monkeypatch.setattr("bench.simulated.experience.ASKED", 20)
     past = learned(200)
     (kind_then, shown_then, error_then), (kind_now, shown_now, error_now) = (
         figures(past, "train", weigh, 0.5) for weigh in (weights_then, weights_now)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.likeness import POOLS, Recording, main, read, scored
+from bench.recorded.likeness import POOLS, Recording, main, read, scored
 
 
 def test_neighbours_of_one_type_foretell_its_outcomes() -> None:

@@ -1,4 +1,4 @@
-"""What `bench.planner` counts, on a small recording."""
+"""What `bench.recorded.planner` counts, on a small recording."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.planner import arguments, episodes_of, figures, main, row
+from bench.recorded.planner import arguments, episodes_of, figures, main, row
 from policy.environments.base import Episode
 from tests.policy.environments import PRICES, lines
 

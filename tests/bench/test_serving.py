@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from bench import show
-from bench.arena_serving import names, questions
 from bench.database import STEPS_WITH_TOKENS, TOGETHER, TOKENS, page_queries
 from bench.overhead import DIRECT, Samples, figures
-from bench.replay_serving import Recorded, drawn, load
+from bench.recorded.replay_serving import Recorded, drawn, load
 from bench.scripted_conductor import chunk_of, pieces
 from bench.serving import default_policies, markdown, percentile, summed_up
 from bench.show import short
+from bench.simulated.arena_serving import names, questions
 from policy.recipes.stack import Gateway, clean_environment
 from policy.recipes.traffic import Answer, Question, bootstrap, read_answer
 from policy.simulators.arena.families.tasks import make_task

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.policies import manifest_of, reseal, write_adapter, write_full
+from bench.engines.policies import manifest_of, reseal, write_adapter, write_full
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.core.policies.manifest import WEIGHTS_FILE
 from gateway.service.ports.policies import PolicyEngine

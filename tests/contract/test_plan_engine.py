@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bench.policies import write_adapter
+from bench.engines.policies import write_adapter
 from gateway.adapters.engines.http import EngineApi
 from gateway.core.loop.plan import PlanLimits, decision_mask, plan_schema, validate
 from gateway.errors import ConductorError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.policies import SPOILS, spoil
+from bench.engines.policies import SPOILS, spoil
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.vllm import VllmLora

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.policies import write_adapter
+from bench.engines.policies import write_adapter
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.vllm import VllmLora
 from gateway.adapters.postgres.policy_files import take_in

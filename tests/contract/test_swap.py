@@ -1,7 +1,7 @@
 """Swaps and rollbacks while rollouts stream: none fails, each runs on one version, nothing bad gets in.
 
-The trial is `bench.swap`'s: on the embedded server always, on a real vLLM (marker `vllm`) with adapters and with full
-weights in place."""
+The trial is `bench.engines.swap`'s: on the embedded server always, on a real vLLM (marker `vllm`) with adapters and
+with full weights in place."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.policies import SPOILS
-from bench.swap import Figures, as_json, table, trial
+from bench.engines.policies import SPOILS
+from bench.engines.swap import Figures, as_json, table, trial
 from policy.recipes.engines import EngineProcess
 from tests.contract.conftest import SHIPPED
 from tests.sizes import SLACK

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from bench.policies import manifest_of
+from bench.engines.policies import manifest_of
 
 
 @dataclass(frozen=True, slots=True)

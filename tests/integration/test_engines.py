@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.policies import manifest_of, reseal, spoil, write_adapter, write_full
+from bench.engines.policies import manifest_of, reseal, spoil, write_adapter, write_full
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.reload import ReloadConductor, VllmReload

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.faulty_engine import Fault, FaultyEngine
-from bench.policies import write_adapter
-from bench.propensity import faults_of, self_test
+from bench.engines.faulty_engine import Fault, FaultyEngine
+from bench.engines.policies import write_adapter
+from bench.engines.propensity import faults_of, self_test
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.propensity import trust_in
 from gateway.adapters.engines.vllm import DRIFT_MAX

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import psycopg
 import pytest
 
-from bench.policies import write_adapter
+from bench.engines.policies import write_adapter
 from gateway.cli.process import services
 from gateway.cli.process.datadir import KEYS, DataDir
 from gateway.cli.process.keyring import first_keys

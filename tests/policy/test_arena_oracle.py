@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from bench.arena import chain, main, measure, mutate, systematic, table, vote
+from bench.simulated.arena import chain, main, measure, mutate, systematic, table, vote
 from gateway.core.loop.plan import PlanLimits, validate
 from policy.simulators.arena.families.tasks import INSTRUCTIONS, Split, Task, make_family_task, make_task
 from policy.simulators.arena.oracle import STEPS_MAX, majority_success, oracle_plan
@@ -165,9 +165,9 @@ def test_the_search_covers_what_it_says() -> None:
 def test_measure_exits_nonzero_on_a_broken_promise(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.arena.STANDARD", STANDARD[:3])
+    monkeypatch.setattr("bench.simulated.arena.STANDARD", STANDARD[:3])
     assert main(["--tasks", "24", "--climbs", "0"]) == 1
     assert "BROKEN" in capsys.readouterr().out
-    monkeypatch.setattr("bench.arena.HELD_OUT", HELD_OUT[:2])
+    monkeypatch.setattr("bench.simulated.arena.HELD_OUT", HELD_OUT[:2])
     assert main(["--tasks", "24", "--climbs", "0", "--pool", "heldout"]) == 1
     assert "heron" in capsys.readouterr().out

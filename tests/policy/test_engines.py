@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.policies import write_adapter
+from bench.engines.policies import write_adapter
 from gateway.core.loop.plan import PlanLimits, decision_mask, plan_schema
 from gateway.errors import BatonError, ConductorError, ConfigError, EngineDown, VersionRefused
 from policy.__main__ import main

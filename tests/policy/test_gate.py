@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.policies import write_adapter
+from bench.engines.policies import write_adapter
 from gateway.adapters.engines import sealed
 from gateway.core.loop.prompt import render
 from gateway.service.loop.conducting import ConductorSettings

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.ope_replay import cases, compare, halves, main, markdown, read_world
+from bench.recorded.ope_replay import cases, compare, halves, main, markdown, read_world
 from policy.reward import RewardSettings
 from policy.simulators.recordings import BadRecording
 from policy.statistics.ope import (
@@ -273,11 +273,11 @@ def test_a_file_too_long_or_cut_is_refused(tmp_path: Path, monkeypatch: pytest.M
     cut.write_bytes(cut.read_bytes()[:-12])
     with pytest.raises(BadRecording, match="cannot be read"):
         read_world(cut, ["a", "b"], RewardSettings())
-    monkeypatch.setattr("bench.ope_replay.QUESTIONS_MAX", 3)
+    monkeypatch.setattr("bench.recorded.ope_replay.QUESTIONS_MAX", 3)
     assert len(read_world(write(tmp_path / "3.jsonl", *map(record, range(3))), ["a", "b"], RewardSettings()).ids) == 3
     with pytest.raises(BadRecording, match=r"4\.jsonl:4: over 3 questions"):
         read_world(write(tmp_path / "4.jsonl", *map(record, range(4))), ["a", "b"], RewardSettings())
-    monkeypatch.setattr("bench.ope_replay.LINE_BYTES_MAX", 50)
+    monkeypatch.setattr("bench.recorded.ope_replay.LINE_BYTES_MAX", 50)
     with pytest.raises(BadRecording, match="line over 50 bytes"):
         read_world(write(tmp_path / "r.jsonl", record(0)), ["a", "b"], RewardSettings())
 

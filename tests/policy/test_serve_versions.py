@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bench.policies import manifest_of, reseal, write_adapter, write_full
+from bench.engines.policies import manifest_of, reseal, write_adapter, write_full
 from gateway.errors import VersionRefused
 from policy.serve.__main__ import main
 from policy.serve.engine import Busy, Slots

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.policies import write_adapter
+from bench.engines.policies import write_adapter
 from policy.__main__ import main
 from policy.start.pretrained.seal import seal
 from tests.policy.test_engines import no_template, reseal_files, wrong_hash

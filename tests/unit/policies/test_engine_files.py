@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from bench.policies import SPOILS, manifest_of, reseal, spoil, write_adapter, write_full
+from bench.engines.policies import SPOILS, manifest_of, reseal, spoil, write_adapter, write_full
 from gateway.adapters.engines.files import BaseWeights, check, check_adapter, check_finite, check_full, read_header
 from gateway.adapters.engines.sealed import file_sha256, read_object
 from gateway.core.policies.manifest import weights_digest

@@ -1,4 +1,4 @@
-"""Hot swap under load: `python -m bench.swap --engine vllm|embedded [--kind adapter|full] [--out FILE]`.
+"""Hot swap under load: `python -m bench.engines.swap --engine vllm|embedded [--kind adapter|full] [--out FILE]`.
 
 Starts the engine (a real vLLM from `.venv-vllm`, or the embedded server) with the shipped conductor, or takes one that
 runs (`--url`, and `--base` where it serves other weights). Rollouts of two plans each stream all the while, pinned to
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.policies import SPOILS, manifest_of, spoil, write_adapter, write_full
+from bench.engines.policies import SPOILS, manifest_of, spoil, write_adapter, write_full
 from bench.serving import percentile
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.http import EngineApi
@@ -325,7 +325,7 @@ def table(figures: Figures) -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.swap", description="Hot swap under load.")
+    parser = argparse.ArgumentParser(prog="python -m bench.engines.swap", description="Hot swap under load.")
     parser.add_argument("--engine", choices=("vllm", "embedded"), default="embedded")
     parser.add_argument("--kind", choices=("adapter", "full"), default="adapter")
     parser.add_argument("--url", help="an engine that runs, without /v1; it is not killed")

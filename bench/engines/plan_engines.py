@@ -1,6 +1,7 @@
 """How far the engines that judge agree on the same logged plans, and how fast each of them is.
 
-    python -m bench.plan_engines --base DIR --adapter DIR --url http://127.0.0.1:8126/v1 [--prompts 12] [--plans 5]
+    python -m bench.engines.plan_engines --base DIR --adapter DIR --url http://127.0.0.1:8126/v1
+        [--prompts 12] [--plans 5]
 
 The embedded runtime samples plans of the base in the arena at temperature 1. Then it, torch and the server at --url (a
 vLLM that serves the base) score the same plans with the base's weights and with the adapter's; printed is the

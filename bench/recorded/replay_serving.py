@@ -1,6 +1,6 @@
 """Policies on recorded answers of real models, through a running gateway: accuracy and dollars.
 
-    python -m bench.replay_serving --data FILE.jsonl.gz --prices prices.json --n 300 --workers MODEL,MODEL,…
+    python -m bench.recorded.replay_serving --data FILE.jsonl.gz --prices prices.json --n 300 --workers MODEL,MODEL,…
 
 Starts `python -m policy.simulators.replay serve` on a free port and, unless `--gateway` names one that already uses
 its pool, a gateway on it; both end with the run. Questions are drawn by a hash of their id. `--learn` others go to
@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.arena_serving import add_common, check_common, names, served_at
 from bench.serving import Outcome, Row, Run, report, run
+from bench.simulated.arena_serving import add_common, check_common, names, served_at
 from gateway.core.loop.replies.answers import extract_answer, normalise
 from policy.recipes.stack import Gateway, output_of, program, temporary_directory
 from policy.recipes.traffic import Question
@@ -128,7 +128,9 @@ def checks(outcome: Outcome, workers: Sequence[str], questions: Sequence[Recorde
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; 1 when a rollout is missing in PostgreSQL, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.replay_serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.recorded.replay_serving",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--data", type=Path, required=True, help="JSONL of recorded answers, may be .gz (docs/arena.md)"

@@ -1,6 +1,6 @@
 """What checking is worth: check-then-escalate beside one worker, agreement and repeated runs, at equal dollars.
 
-    python -m bench.checked --data FILE [--workers a,b,…] [--splits 40] [--svg FILE] [--rows FILE]
+    python -m bench.recorded.checked --data FILE [--workers a,b,…] [--splits 40] [--svg FILE] [--rows FILE]
 
 Reads recorded runs with a recorded check of each (`checks`), such as agent tasks. Chains of two and three workers are
 chosen on half of the tasks, and figures are means over the other half, over `--splits` such halves, with the difference
@@ -28,7 +28,7 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from bench.programs import Cell
+from bench.recorded.programs import Cell
 from gateway.core.pool.workers import NANO_PER_USD
 from policy.evaluate.plot import Panel, panels
 from policy.simulators.recordings import Recording, load

@@ -1,4 +1,4 @@
-"""Hot swap through the whole gateway: `python -m bench.swap_gateway --engine vllm|embedded [--out FILE]`.
+"""Hot swap through the whole gateway: `python -m bench.engines.swap_gateway --engine vllm|embedded [--out FILE]`.
 
 Starts `baton serve` (PostgreSQL, Redis, the arena's simulated workers) on the embedded server or on a real vLLM that
 holds LoRA adapters. Chat requests run all the while. Each swap goes through the registry: published, shadowed (loaded
@@ -22,9 +22,9 @@ from typing import Any
 
 import httpx
 
-from bench.policies import write_adapter
+from bench.engines.policies import write_adapter
+from bench.engines.swap import SHIPPED
 from bench.serving import percentile
-from bench.swap import SHIPPED
 from gateway.files import write_atomic
 from policy.recipes.engines import EngineProcess
 from policy.recipes.stack import Gateway, gateway, temporary_directory
@@ -190,7 +190,9 @@ def table(figures: Figures) -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.swap_gateway", description="Hot swap through the gateway.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.engines.swap_gateway", description="Hot swap through the gateway."
+    )
     parser.add_argument("--engine", choices=("vllm", "embedded"), default="embedded")
     parser.add_argument("--url", help="a vLLM of the shipped weights, as policy.recipes.engines starts it")
     parser.add_argument("--swaps", type=int, default=20)

@@ -1,6 +1,6 @@
 """How much of a gain comes from routing, from voting and from stopping: programs of each family on recorded questions.
 
-    python -m bench.programs --data FILE --prices FILE [--workers a,b,…] [--splits 20]
+    python -m bench.recorded.programs --data FILE --prices FILE [--workers a,b,…] [--splits 20]
 
 Every split draws a quarter of the questions anew to be judged on; programs are searched on the rest at each place of
 the quality dial. Figures are means over the splits, each with the standard error of its difference to the best single

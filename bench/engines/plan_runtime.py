@@ -1,6 +1,6 @@
 """What a plan costs on the embedded runtime, and what a warm prefix saves (ADR 0022).
 
-    python -m bench.plan_runtime BASE_DIR [--threads 2] [--plans 24]
+    python -m bench.engines.plan_runtime BASE_DIR [--threads 2] [--plans 24]
 
 The prompts are of the `brief` profile: six workers with their experience, a request, the state of the round. Plans are
 sampled at temperature 1 under the plan's schema, with the task cut out of it: a base without training writes endless

@@ -1,6 +1,6 @@
 """Rounds of learning from the log alone, in this process: what `make demo-learning` does without the servers.
 
-    python -m bench.learning_rounds --seeds 3 --rounds 6 --rollouts 512 --out rounds.json
+    python -m bench.simulated.learning_rounds --seeds 3 --rounds 6 --rollouts 512 --out rounds.json
 
 Each round the policy as it is plans `--rollouts` new questions at temperature 1, once each; the records, as the gateway
 would log them, are all that `train --env logged` then sees (profile `logged`; `--set` changes it). The pool is the
@@ -258,7 +258,7 @@ def _median(values: Any) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; 2 without torch, 130 after Ctrl-C with what is finished written."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.learning_rounds",
+        prog="python -m bench.simulated.learning_rounds",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

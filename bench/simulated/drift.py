@@ -1,4 +1,4 @@
-"""How soon experience shows: a worker that silently worsens, and one that is new. `python -m bench.drift`
+"""How soon experience shows: a worker that silently worsens, and one that is new. `python -m bench.simulated.drift`
 
 Each run has a pool of its own on one gateway (real PostgreSQL, workers over HTTP): `old` and `spare` have the same
 skill, right 0.9 and 0.75 of the time; two others have another skill. Requests come one after the other, two of three on
@@ -32,7 +32,7 @@ import yaml
 from aiohttp import web
 
 from bench.database import Database
-from bench.drift_figures import Phase, Trial, drawn, markdown
+from bench.simulated.drift_figures import Phase, Trial, drawn, markdown
 from gateway.core.pool.workers import PoolFile
 from gateway.files import write_atomic
 from policy.recipes.stack import Gateway, gateway, temporary_directory
@@ -221,7 +221,9 @@ def _trials(
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line; end the program if a value is out of range."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.drift", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.simulated.drift",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", type=int, default=3, help="runs a policy, 1 to 7")
     parser.add_argument("--warm", type=int, default=80, help="outcomes on the skill before the fall")

@@ -1,8 +1,8 @@
 """How well the likeness of questions finds questions of the same type, and what their outcomes foretell.
 
-`python -m bench.likeness FOLDER [--model DIRECTORY] [--questions N]` prints a Markdown table for each recording in
-FOLDER. Half of the questions, by a hash of their ids, are remembered with what every worker did on them; the others are
-asked. For each embedding:
+`python -m bench.recorded.likeness FOLDER [--model DIRECTORY] [--questions N]` prints a Markdown table for each
+recording in FOLDER. Half of the questions, by a hash of their ids, are remembered with what every worker did on them;
+the others are asked. For each embedding:
 
     type       share of the 10 nearest that have the question's type
     counted    the same of what the store counts (core/loop/experience.py), by weight
@@ -225,7 +225,9 @@ def table(data: Recording, embeddings: Mapping[str, Embed]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables."""
-    parser = argparse.ArgumentParser(prog="python -m bench.likeness", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.recorded.likeness", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("folder", type=Path, help="where rgym_dev.jsonl.gz and the others are")
     parser.add_argument("--model", type=Path, help="directory of all-MiniLM-L6-v2")
     parser.add_argument("--questions", type=int, help="so many of each recording; default: all")

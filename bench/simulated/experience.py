@@ -1,4 +1,4 @@
-"""How good the experience of workers is, and how long it takes to look it up. `python -m bench.experience`
+"""How good the experience of workers is, and how long it takes to look it up. `python -m bench.simulated.experience`
 
 In the arena (a simulator: docs/arena.md) the truth is known. `--outcomes` tasks in the phrasings of training each go to
 one worker drawn at random, alone, and are judged. Then, for 300 other tasks, each worker's experience is taken
@@ -180,7 +180,9 @@ async def timed(database_url: str, rows: int) -> list[float]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, or the times."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.experience", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.simulated.experience",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--outcomes", type=int, nargs="+", default=[400, 1600], help="judged tasks to learn from")
     parser.add_argument("--rows", type=int, help="time the query among so many instead")

@@ -1,7 +1,7 @@
 """Policies on held-out arena tasks, through a running gateway: accuracy, dollars, steps, overhead.
 
-    python -m bench.arena_serving --n 300                        starts a gateway of its own and ends it
-    python -m bench.arena_serving --n 300 --gateway .baton/serve.json
+    python -m bench.simulated.arena_serving --n 300                        starts a gateway of its own and ends it
+    python -m bench.simulated.arena_serving --n 300 --gateway .baton/serve.json
 
 First `--learn` tasks of the train split go to `baton/rule` and are judged (POST /v1/outcomes), so that rule and
 conductor have experience to read; then every policy gets the same held-out tasks. **The arena is a simulator**
@@ -75,7 +75,9 @@ def names(text: str) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; 1 when a rollout is missing in PostgreSQL, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.arena_serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.simulated.arena_serving",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_common(parser)
     parser.add_argument("--learn", type=int, default=400, help="judged train tasks of baton/rule beforehand")

@@ -1,6 +1,6 @@
 """The gate on the user's own requests, over recorded answers of real models: what it passes, refuses, spends and saves.
 
-    python -m bench.gate_traffic --data FILE.jsonl.gz --prices prices.json --out DIR
+    python -m bench.recorded.gate_traffic --data FILE.jsonl.gz --prices prices.json --out DIR
 
 Starts replay workers and a gateway on them, both over HTTP, and asks `--n` recorded questions as an application would,
 with their kind and their grader in the metadata. Then four candidates are put to the gate beside a live version. Their
@@ -27,7 +27,7 @@ from unittest.mock import patch
 
 import httpx
 
-from bench.replay_serving import Recorded, drawn, load
+from bench.recorded.replay_serving import Recorded, drawn, load
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.pool.workers import VOTE_URL
 from gateway.service.loop.routers import single
@@ -163,7 +163,9 @@ def line_of(one: Judged) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; 1 where a verdict is not the expected one."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gate_traffic", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.recorded.gate_traffic", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--data", type=Path, required=True, help="JSONL of recorded answers, may be .gz")
     parser.add_argument("--prices", type=Path, required=True, help="JSON: model → dollars per million tokens")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="policies and reports")

@@ -1,8 +1,9 @@
 """A model that plans by prompt, on recorded answers: `full` beside `guided`, the prompt of before beside that of now.
 
     make planner-bench DATA=file.jsonl.gz PRICES=prices.json PLANNER=worker:gpt-5-mini POOL=deploy/pools/openai.yaml
-    python -m bench.planner --data FILE --prices FILE --planner http://127.0.0.1:8000/v1#model --planner-price 0.15,0.6
-    python -m bench.planner --data FILE --prices FILE --tokenizer tokenizer.json       the scripted stand-in
+    python -m bench.recorded.planner --data FILE --prices FILE
+        --planner http://127.0.0.1:8000/v1#model --planner-price 0.15,0.6
+    python -m bench.recorded.planner --data FILE --prices FILE --tokenizer tokenizer.json       the scripted stand-in
 
 Both prompts plan the same questions, in the gateway's own loop with the rule router behind it. The workers answer from
 the recording, so a step with a task of its own fails (nobody recorded that) and the rule answers: such plans are
@@ -185,7 +186,7 @@ HEAD = (
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="bench.planner", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="bench.recorded.planner", description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="recorded answers, .jsonl or .jsonl.gz")
     parser.add_argument("--prices", type=Path, required=True, help="JSON, model → dollars per million tokens")
     parser.add_argument("--workers", default="", help="only these models, comma-separated")

@@ -1,15 +1,16 @@
 """How far the log-probs that an engine samples with are off those that it scores: the bound of the self-test.
 
-    python -m bench.propensity --url http://127.0.0.1:8126 --model conductor [--texts 32] [--tokens 64] [--out FILE]
-    python -m bench.propensity --base DIR [--texts 32] [--tokens 24] [--out FILE]
+    python -m bench.engines.propensity --url http://127.0.0.1:8126 --model conductor
+        [--texts 32] [--tokens 64] [--out FILE]
+    python -m bench.engines.propensity --base DIR [--texts 32] [--tokens 24] [--out FILE]
 
 Samples texts at temperature 1 without a grammar, has the same engine score them, and prints the distribution of
 |Δ log-prob| over tokens and of the largest one in each text of SELF_TEST_TOKENS tokens, which is what a load is
 refused by.
 
 With `--base`, a base or a sealed version, it measures the self-test itself: these weights are served in this process
-by an engine that is sound, and by one for each fault (`bench.faulty_engine`), and the share of self-tests that refuse
-is printed beside the distribution.
+by an engine that is sound, and by one for each fault (`bench.engines.faulty_engine`), and the share of self-tests that
+refuse is printed beside the distribution.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.faulty_engine import Fault, FaultyEngine
-from bench.policies import seal, write_adapter
+from bench.engines.faulty_engine import Fault, FaultyEngine
+from bench.engines.policies import seal, write_adapter
 from gateway.adapters.engines.http import SELF_TEST_SAMPLING, SELF_TEST_TOKENS, EngineApi, sampled_tokens, token_scores
 from gateway.adapters.engines.vllm import VllmLora
 from gateway.errors import VersionRefused

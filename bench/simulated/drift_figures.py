@@ -1,4 +1,4 @@
-"""The results of `bench.drift`: shares, outcomes until they change, a table and a picture. Pure."""
+"""The results of `bench.simulated.drift`: shares, outcomes until they change, a table and a picture. Pure."""
 
 from __future__ import annotations
 

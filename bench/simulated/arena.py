@@ -1,6 +1,6 @@
 """Is the arena what it claims to be? Every single worker, a searched family of fixed workflows, and the oracle.
 
-    python -m bench.arena --tasks 400          # exit status 1 when a promise of docs/arena.md is broken
+    python -m bench.simulated.arena --tasks 400          # exit status 1 when a promise of docs/arena.md is broken
 
 The family: plans of up to five steps over the pool's workers, the `vote` tool and nothing else, the same plan for every
 task. Searched exhaustively: all single workers; all ordered pairs and triples in a chain, each step seeing all before
@@ -181,7 +181,9 @@ def table(result: Measure) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the figures; 1 where a promise of the arena is broken."""
-    parser = argparse.ArgumentParser(prog="python -m bench.arena", description="What the arena promises, measured.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.simulated.arena", description="What the arena promises, measured."
+    )
     parser.add_argument("--pool", choices=("arena", "heldout"), default="arena")
     parser.add_argument("--climbs", type=int, default=400, help="steps of the search for fixed workflows")
     parser.add_argument("--tasks", type=int, default=400)

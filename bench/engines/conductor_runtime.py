@@ -1,9 +1,10 @@
 """Which runtime should serve the embedded conductor: installed size, boot to first plan, plan latency (ADR 0002).
 
-    .venv/bin/python bench/conductor_runtime.py MODEL_DIR --runtime onnxruntime
-    .venv/bin/python bench/conductor_runtime.py MODEL_DIR --runtime vllm --python .venv-vllm/bin/python
-    .venv/bin/python bench/conductor_runtime.py MODEL_DIR --runtime transformers --python VENV/bin/python
-    .venv/bin/python bench/conductor_runtime.py GENAI_DIR --tokenizer MODEL_DIR --runtime genai --python VENV/bin/python
+    .venv/bin/python bench/engines/conductor_runtime.py MODEL_DIR --runtime onnxruntime
+    .venv/bin/python bench/engines/conductor_runtime.py MODEL_DIR --runtime vllm --python .venv-vllm/bin/python
+    .venv/bin/python bench/engines/conductor_runtime.py MODEL_DIR --runtime transformers --python VENV/bin/python
+    .venv/bin/python bench/engines/conductor_runtime.py GENAI_DIR --tokenizer MODEL_DIR --runtime genai
+        --python VENV/bin/python
 
 A plan is 40 tokens after a prompt of 250 that no other call shares. The two servers are asked over HTTP under a JSON
 schema; transformers and onnxruntime-genai have no server, so their library calls are timed: free text (transformers),

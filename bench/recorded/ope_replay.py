@@ -1,8 +1,8 @@
 """The error of off-policy estimates: each estimator against the truth, on recorded answers.
 
-`python -m bench.ope_replay FILE --workers a,b,c` prints a Markdown table. A recording tells what *every* worker does
-on every question, so the value of any policy is known exactly, while the estimators are shown only one logged worker a
-question. Half of the questions make the policies; the other half is logged from and judged on.
+`python -m bench.recorded.ope_replay FILE --workers a,b,c` prints a Markdown table. A recording tells what *every*
+worker does on every question, so the value of any policy is known exactly, while the estimators are shown only one
+logged worker a question. Half of the questions make the policies; the other half is logged from and judged on.
 
 A line of FILE (JSONL, also .gz): `{"id", "domain", "workers": {model: {"correct": bool, "cost_usd": number}}}`;
 anything else in it is ignored.
@@ -218,7 +218,9 @@ def markdown(lines: Sequence[Line]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; returns the exit status (2: a bad file or argument)."""
-    top = argparse.ArgumentParser(prog="python -m bench.ope_replay", description="Off-policy estimates against truth.")
+    top = argparse.ArgumentParser(
+        prog="python -m bench.recorded.ope_replay", description="Off-policy estimates against truth."
+    )
     top.add_argument("file", type=Path)
     top.add_argument("--workers", required=True, help="comma-separated models, at least two")
     top.add_argument("--logs", type=int, default=1_500, help="questions logged each time")

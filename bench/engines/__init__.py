@@ -1,0 +1,1 @@
+"""Engines that serve conductors: their plans, their log-probs and the swap of versions."""

@@ -1,0 +1,1 @@
+"""Routing on recorded answers of real models."""
