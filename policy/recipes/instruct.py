@@ -4,8 +4,9 @@
 
 DIR is a base, such as `baton policy import smollm2 --out DIR` makes. Replay workers answer over HTTP what the recorded
 models said; the engine (vLLM in `.venv-vllm`, or the embedded server) holds the base and its adapters; a gateway with
-PostgreSQL, Redis and the worker of the jobs stands before both. The base becomes live. Then three rounds, each a job
-(train, gate, publish, shadow), a canary and a promotion, while requests go on:
+PostgreSQL, Redis and the worker of the jobs stands before both. The base becomes live. Every worker is asked some
+training questions by name, and the outcomes are the gateway's first experience. Then three rounds, each a job (train,
+gate, publish, shadow), a canary and a promotion, while requests go on:
 
 1. `baton record` asks every worker the training questions, and a search over what they answered teaches the base.
 2. GRPO on the recorded answers goes on from the live adapter.
@@ -42,7 +43,7 @@ from policy.recipes.stack import Gateway, RecipeFailed, gateway, output_of, prog
 from policy.recipes.traffic import PolicyScore, Traffic
 from policy.simulators.recordings import read_prices
 
-SUITE, CANARY = 3, 4  # kinds of questions beside the rounds' own
+SUITE, FIRST = 3, 4  # kinds of questions beside the rounds' own
 POLICY = "conductor"
 RECORDED = "Recorded answers of real models, replayed (docs/recorded.md); the conductor is a real language model."
 PLAN_TIMEOUT_S = "120"  # of a model that shares two cores with its own training
@@ -50,7 +51,8 @@ GATE_USD_MAX = "100"
 RECORD_USD_MAX = "1000"  # replayed: the dollars are those of the recording
 SETTINGS = {
     "BATON_EXPLORE_SHARE": "0.9",  # of what applications ask; the held-out questions are never explored
-    "BATON_EXPERIENCE_NEIGHBOURS": "5",
+    "BATON_EXPERIENCE_NEIGHBOURS": "50",  # as training and the gate show it
+    "BATON_EXPERIENCE_TIMEOUT_S": "2",  # the machine also trains
     "BATON_SHADOW_SHARE": "0.2",
     "BATON_PLAN_TOKENS_MAX": "192",
     "BATON_CONDUCTOR_TIMEOUT_S": PLAN_TIMEOUT_S,
@@ -122,6 +124,7 @@ class InstructLoop:
         operator = Operator(self._at.served, self._at.data, self._traffic, self._questions, gradings, self._logged())
         operator.per_s = options.per_s
         await self._begin(operator)
+        await self._experience(operator)
         await self._record(operator)
         for number, (name, words) in enumerate(self._replayed(), start=1):
             title(name)
@@ -153,6 +156,14 @@ class InstructLoop:
 
     async def _score(self, what: str, policy: str = "baton") -> PolicyScore:
         return await self._traffic.score(what, self._suite, policy)
+
+    async def _experience(self, operator: Operator) -> None:
+        """Ask every worker the same training questions: what prompts show of the workers."""
+        title("Experience")
+        questions = self._questions.graded("train", self._options.experience, FIRST)
+        for name in self._questions.environment.models:
+            await self._traffic.ask_to_learn(f"experience with {name}", questions, f"baton/fixed:{name}")
+        await operator.wait_for_grades()
 
     async def _record(self, operator: Operator) -> None:
         """Ask every worker the training questions, and those that the gate judges by."""
@@ -186,7 +197,7 @@ class InstructLoop:
         common += ["--set", f"seed={options.seed}", "--gate", self._gate()]
         sets = [[word for one in each for word in ("--set", one)] for each in (options.sft, options.grpo)]
         return [
-            ("lessons from a search", [*common, "--method", "sft", "--prompt", "brief", *sets[0]]),
+            ("lessons from a search", [*common, "--method", "sft", "--prompt", "ranked", *sets[0]]),
             ("GRPO on recordings", [*common, *sets[1]]),
         ]
 
@@ -236,6 +247,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--workers", default="", help="comma-separated models; all by default")
     arguments.add_argument("--engine", choices=("vllm", "embedded"), default="vllm")
     arguments.add_argument("--record", type=int, default=300, help="training questions that every worker is asked")
+    arguments.add_argument(
+        "--experience", type=int, default=50, help="training questions that teach what workers can do"
+    )
     arguments.add_argument("--rollouts", type=int, default=200, help="requests of the traffic that round 3 learns from")
     arguments.add_argument("--canary", type=int, default=24, help="requests while a version has 25 %% of them")
     arguments.add_argument("--per-s", type=float, default=0.2, help="requests a second while a job runs")

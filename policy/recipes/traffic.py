@@ -192,9 +192,9 @@ class Traffic:
         answer = read_answer(request.question, reply, 1000 * (time.perf_counter() - began_s))
         return answer, reply.headers.get("x-baton-policy", "").partition(" (")[2].rstrip(")"), reply.text
 
-    async def ask_to_learn(self, what: str, questions: Sequence[GradedQuestion]) -> PolicyScore:
+    async def ask_to_learn(self, what: str, questions: Sequence[GradedQuestion], policy: str = "baton") -> PolicyScore:
         """Everyday traffic: explored, logged, graded."""
-        return await self._all(what, questions, "baton", learn=True)
+        return await self._all(what, questions, policy, learn=True)
 
     async def score(self, what: str, questions: Sequence[GradedQuestion], policy: str = "baton") -> PolicyScore:
         """A policy at its best, on questions that never train."""

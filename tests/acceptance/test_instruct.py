@@ -34,6 +34,7 @@ def test_a_base_goes_round_the_loop_three_times(tmp_path: Path) -> None:
     prices.write_text(json.dumps(PRICES))
     words = ["--base", str(base), "--data", str(data), "--prices", str(prices), "--engine", "embedded"]
     words += ["--record", "40", "--rollouts", "48", "--canary", "8", "--n", "8", "--gate-n", "8", "--per-s", "1"]
+    words += ["--experience", "10"]
     small = ["steps=1", "threads=1", "lora_rank=4"]
     words += [w for one in (*small, "prompts=4", "lessons=16") for w in ("--sft", one)]
     words += [w for one in (*small, "prompts=2", "samples=2", "plan_tokens=96") for w in ("--grpo", one)]
