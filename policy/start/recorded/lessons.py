@@ -64,7 +64,7 @@ class Teacher(Protocol):
     places: int
 
     def best(self, place: int, category: str, names: Collection[str]) -> Program:
-        """Raises KeyError where no program needs these workers alone."""
+        """Raises KeyError where no program needs these workers alone. A teacher may do without the category."""
         ...
 
     def other(self, place: int, category: str, names: Collection[str], n: int, rng: Random) -> Program:
@@ -77,7 +77,7 @@ class Posing:
     """How a question is posed to the teacher. `near`: where the shown experience comes from; a question never counts
     for itself. `k_of_n`, `redraw_handles`: as in training (`draw_pool`). `places`: of the dial, at which one posed
     question is taught. `bare_share` of the questions are shown no experience; `stray_share` of the episodes begin
-    otherwise than the best program does."""
+    otherwise than the best program does; of later rounds that only ship `ship_share` are taught."""
 
     profile: Profile = PROFILE
     near: Nearest | None = None
@@ -86,6 +86,7 @@ class Posing:
     places: int = 1
     bare_share: float = BARE_SHARE
     stray_share: float = STRAY_SHARE
+    ship_share: float = 1.0
 
 
 async def lessons(
@@ -113,7 +114,7 @@ async def lessons(
     return [
         lesson
         for number, planner in enumerate(planners)
-        for lesson in _lessons_of(rng, planner, posing.profile, number // posing.places)
+        for lesson in _lessons_of(rng, planner, posing, number // posing.places)
     ]
 
 
@@ -134,13 +135,15 @@ def _posed(rng: Random, prompt: Prompt, posing: Posing) -> Prompt:
     return replace(draw, experience=near.of(text, without=text))
 
 
-def _lessons_of(rng: Random, planner: ProgramPlanner, profile: Profile, posed: int) -> list[PlanLesson]:
+def _lessons_of(rng: Random, planner: ProgramPlanner, posing: Posing, posed: int) -> list[PlanLesson]:
     lessons: list[PlanLesson] = []
     for example in planner.told:
         if example.situation.round >= LAST_ROUND and rng.random() >= LAST_ROUND_SHARE:
             continue
+        if not example.plan.steps and rng.random() >= posing.ship_share:
+            continue
         asks = example.situation.round > 1 and any(not step.see for step in example.plan.steps)
-        messages = render(profile, prompt_input(example.situation))
+        messages = render(posing.profile, prompt_input(example.situation))
         lesson = PlanLesson(messages, messages[-1]["content"], example.plan, example.situation.allowed, posed)
         lessons += [lesson] * (GOING_ON if asks else 1)
     return lessons
@@ -182,8 +185,8 @@ class ProgramPlanner:
             return Plan((*_asked(first), *(_vote(situation, len(first)) if polled else ())))
         if situation.round > 2 or not program.enough:
             return SHIP
-        if len(most_agreeing(situation.replies)) >= program.enough:
-            return Plan(_vote(situation, 0))  # of those that agree the first asked one's reply, not the last one's
+        if _votes(situation.replies) >= program.enough:  # the first of those that agree ships, not the last one
+            return SHIP if len(program.first) == 1 else Plan(_vote(situation, 0))
         then = self._handles(situation, program.then)
         return Plan((*_asked(then), *(_vote(situation, len(then)) if program.poll else ())))
 
@@ -205,6 +208,11 @@ class ProgramPlanner:
     def _handles(self, situation: Situation, names: Sequence[str]) -> list[str]:
         offered = {spec.name: spec.handle for spec in situation.workers if spec.kind in MODEL_KINDS}
         return [offered[name] for name in names if name in offered]
+
+
+def _votes(replies: Sequence[ShownReply]) -> int:
+    """How many give the most common answer; 0 where no reply has one."""
+    return len(most_agreeing([reply for reply in replies if reply.answer]))
 
 
 def _asked(handles: Sequence[str]) -> tuple[Step, ...]:

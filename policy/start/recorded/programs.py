@@ -38,8 +38,9 @@ PRIOR_QUESTIONS = 100.0  # what all categories together count for in one of them
 @dataclass(frozen=True, slots=True)
 class Program:
     """Names of workers. `first` are asked side by side; where `enough` of them agree, the earliest of those that do
-    speaks for them (0: in any case): of equal answers not all are written equally well. Else `then` are asked: the last
-    of them answers, or with `poll` the majority of all. With `check` the only one of `first` is checked: its answer
+    speaks for them (0: in any case): of equal answers not all are written equally well. A reply without an answer
+    agrees with nothing, so of one worker 1 is enough unless it is empty. Else `then` are asked: the last of them
+    answers, or with `poll` the majority of all. With `check` the only one of `first` is checked: its answer
     ships where the tool finds it valid, else the only one of `then` answers."""
 
     first: tuple[str, ...]
@@ -221,7 +222,7 @@ def _checked(program: Program, observed: Observation) -> WorkerResult:
 
 def _votes(observed: Observation, workers: Sequence[str]) -> int:
     answers = Counter(answer for name in workers if (answer := observed.results[name].answer))
-    return max(answers.values(), default=1)
+    return max(answers.values(), default=0)
 
 
 class _Facts:
@@ -279,23 +280,24 @@ class _Facts:
         rest = [worker for worker in range(len(self.names)) if worker not in first]
         pairs = combinations(rest, 2) if len(self.names) <= CROWD else ()
         then = [*((worker,) for worker in rest), *pairs]
-        for enough in range(2, len(first) + 1):
+        for enough in range(min(2, len(first)), len(first) + 1):
             asked_on = votes < enough
             if not asked_on.any():
                 continue
-            for more in then:
+            for more in then if enough > 1 else [(worker,) for worker in rest]:
                 total = spent + np.where(asked_on, self.usd[:, more].sum(1), 0.0)
-                polled = self.right[self._rows, self._majority(first + more)[0]]
-                poll = Program(self._named(first), enough, self._named(more), poll=True)
-                yield poll, np.where(asked_on, polled, right), total
+                if enough > 1:
+                    polled = self.right[self._rows, self._majority(first + more)[0]]
+                    poll = Program(self._named(first), enough, self._named(more), poll=True)
+                    yield poll, np.where(asked_on, polled, right), total
                 if len(more) == 1:
                     own = Program(self._named(first), enough, self._named(more))
                     yield own, np.where(asked_on, self.right[:, more[0]], right), total
 
     def _majority(self, workers: tuple[int, ...]) -> tuple[Ints, Ints]:
-        """Per question the first worker with the most common answer, and how many gave it."""
+        """Per question the first worker with the most common answer, and how many gave it: 0 where all are empty."""
         answers = self.answers[:, workers]
-        same = (answers[:, :, None] == answers[:, None, :]).sum(2)
+        same = np.where(answers < 0, 0, (answers[:, :, None] == answers[:, None, :]).sum(2))
         first = same.argmax(1)
         chosen: Ints = np.array(workers)[first]
         votes: Ints = same[self._rows, first]

@@ -3,6 +3,10 @@
 The prompt `ranked` lists them by what similar questions earned them, less what their dollars take off at this place of
 the dial (`worth_alone`). A program over places in that list holds for any pool, workers that nobody has met yet
 included, and follows from what the prompt shows. A program over names does not: its student has to guess.
+
+One program serves all categories of question: the list has their difference already, and a program of its own for each
+of fifty categories was the best by luck (a student of such programs chose the second worker where the first was right
+more often: docs/results.md).
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ from gateway.core.loop.prompt import DIAL, worth_alone
 from gateway.core.loop.shown import SHOWN_MIN
 from gateway.service.ports.request import WorkerExperience
 from policy.start.recorded.programs import Program, Worth, search
-from policy.statistics.tuning import Nearest, Observation, workers_in
+from policy.statistics.tuning import Nearest, Observation
 
 SIZES_MAX = 6  # of pools, for which programs are searched: larger ones have those of the largest
 FIRST_MAX = 3  # side by side: a plan of more is seldom worth its dollars, and hard to learn
+EVERY = ""  # the category of all questions
 Experience = Mapping[str, WorkerExperience]
 
 
@@ -36,8 +41,8 @@ def in_order(names: Sequence[str], experience: Experience, place: int) -> list[s
 
 
 class RankChoices:
-    """The best programs by size of the pool and place of the dial. `worths`: what programs over ranks gave, for each
-    size a list by place."""
+    """The best programs by size of the pool and place of the dial, whatever the category. `worths`: what programs over
+    ranks gave, for each size a list by place."""
 
     places = len(DIAL)
 
@@ -47,26 +52,27 @@ class RankChoices:
             raise ValueError("programs by rank need a pool of at least one worker")
         self._worths = worths
         self._tables = {
-            size: [worth.best(price) for worth, price in zip(by_place, DIAL, strict=True)]
+            size: [worth.best(price)[EVERY] for worth, price in zip(by_place, DIAL, strict=True)]
             for size, by_place in worths.items()
         }
 
     def best(self, place: int, category: str, names: Collection[str]) -> Program:
-        """The program for a question of the category over `names`, the likeliest first. Raises KeyError on a pool that
-        is smaller than all that were searched, or an unknown category."""
-        return _by_name(self._tables[self._size(names)][place][category], list(names))
+        """The program over `names`, the likeliest first. Raises KeyError on a pool that is smaller than all that were
+        searched."""
+        return _by_name(self._tables[self._size(names)][place], list(names))
 
     def other(self, place: int, category: str, names: Collection[str], n: int, rng: Random) -> Program:
         """One of the `n` best programs. Raises KeyError as `best` does."""
         worth = self._worths[self._size(names)][place]
-        utility = worth.utility(DIAL[place])[:, worth.categories.index(category)]
+        utility = worth.utility(DIAL[place])[:, 0]
         order = np.argsort(-utility, kind="stable")[:n].tolist()
         return _by_name(worth.programs[rng.choice(order)], list(names))
 
     def affordable(self, usd_max: float) -> int:
         """The highest place at which a question to the largest pool costs no more than that; 0 where none does."""
         size = max(self._worths)
-        spent = [worth.usd_of(table) for worth, table in zip(self._worths[size], self._tables[size], strict=True)]
+        tables = zip(self._worths[size], self._tables[size], strict=True)
+        spent = [worth.usd_of({EVERY: program}) for worth, program in tables]
         return max((place for place, usd in enumerate(spent) if usd <= usd_max), default=0)
 
     def _size(self, names: Collection[str]) -> int:
@@ -79,17 +85,17 @@ class RankChoices:
 def ranks(
     observed: Sequence[Observation], near: Nearest, k_of_n: tuple[int, int] | None, say: Callable[[str], None]
 ) -> RankChoices:
-    """Search programs over ranks for pools of every size that `k_of_n` draws of the workers (None: all of them). A
-    question's own answers never count for its order. Raises ValueError where no worker is common to all questions."""
-    names = workers_in(observed)
-    low, high = k_of_n or (len(names), len(names))
-    sizes = range(min(low, len(names)), min(high, len(names)) + 1)
+    """Search programs over ranks for pools of every size that `k_of_n` draws of the workers of a question (None: of
+    all of them). A question's own answers never count for its order. Raises ValueError on no question."""
+    most = max((len(each.results) for each in observed), default=0)
+    low, high = k_of_n or (min((len(each.results) for each in observed), default=0), most)
     experiences = [near.of(each.question, without=each.question) for each in observed]
     worths: dict[int, list[Worth]] = {}
-    for size in sorted(sizes)[-SIZES_MAX:]:
-        pools = [Random(f"pool {size} {each.question}").sample(names, size) for each in observed]
+    for size in range(min(low, most), min(high, most) + 1)[-SIZES_MAX:]:
+        asked = [(each, past) for each, past in zip(observed, experiences, strict=True) if len(each.results) >= size]
+        pools = [Random(f"pool {size} {each.question}").sample(sorted(each.results), size) for each, _ in asked]
         worths[size] = [
-            plain(search([_by_rank(*one, place) for one in zip(observed, pools, experiences, strict=True)]))
+            plain(search([_by_rank(each, pool, past, place) for (each, past), pool in zip(asked, pools, strict=True)]))
             for place in range(RankChoices.places)
         ]
         say(f"searched {len(worths[size][0].programs)} programs by rank of {size} workers")
@@ -118,7 +124,7 @@ def _by_rank(observed: Observation, pool: Sequence[str], experience: Experience,
     order = in_order(pool, experience, place)
     checks = {str(at): observed.checks[name] for at, name in enumerate(order) if name in observed.checks}
     results = {str(at): observed.results[name] for at, name in enumerate(order)}
-    return Observation(observed.question, observed.category, results, checks)
+    return Observation(observed.question, EVERY, results, checks)
 
 
 def _by_name(program: Program, names: Sequence[str]) -> Program:

@@ -29,6 +29,7 @@ from policy.train.spec import TrainSpec
 from policy.train.step.rows import TrainingRow
 
 STAFF_MIN = 20  # questions that the same workers answered: programs are not searched on fewer
+SHIP_SHARE = 0.25  # of later rounds that only ship: to ask another worker is the rarer case, and the harder one
 PLACES = 4  # of the dial, at which a posed question is taught: the prompts share a beginning
 
 
@@ -53,9 +54,10 @@ class _Staff:
 
 
 def searched(spec: TrainSpec, tutor: Tutor, say: Callable[[str], None]) -> Searched:
-    """Search programs on the training questions and write `lessons` about them, for each staff on its own: its share of
-    them is that of its questions. Raises ConfigError as `open_replay` does, where every worker is right, or wrong, on
-    every question, and where no staff has STAFF_MIN questions. Call it outside an event loop."""
+    """Search programs on the training questions and write `lessons` about them, for each staff its share, which is that
+    of its questions. Programs over names are a staff's own, those over ranks are of all staffs. Raises ConfigError as
+    `open_replay` does, where every worker is right, or wrong, on every question, and where no staff has STAFF_MIN
+    questions. Call it outside an event loop."""
     settings = spec.settings
     environment = open_replay(spec, executor_of(spec))
     prompts = environment.prompts("train", min(settings.candidates, environment.count("train")), settings.seed)
@@ -73,13 +75,16 @@ def searched(spec: TrainSpec, tutor: Tutor, say: Callable[[str], None]) -> Searc
         PLACES,
         bare_share=1 - settings.experience_share,
         stray_share=0.0 if by_rank else STRAY_SHARE,
+        ship_share=SHIP_SHARE if by_rank else 1.0,
     )
     progress = progress_of(say, "writing lessons")
     rows: list[TrainingRow] = []
     refused: Counter[str] = Counter()
     qualities: list[int] = []
+    every = [each for staff in staffs for each in staff.observed]
+    shared = ranks(every, near, settings.k_of_n, say) if by_rank else None
     for number, staff in enumerate(staffs):
-        choices = ranks(staff.observed, near, settings.k_of_n, say) if by_rank else _by_name(staff, prices, usd_max)
+        choices = shared or _by_name(staff, prices, usd_max)
         qualities.append(choices.affordable(usd_max))
         count = max(1, round(settings.lessons * len(staff.prompts) / total))
         episodes = asyncio.run(lessons(environment, staff.prompts, choices, posing, count, settings.seed, progress))
