@@ -60,6 +60,23 @@ def test_the_first_of_the_list_answers_whoever_that_is() -> None:
     assert choices.best(0, "sums", ["x", "y", "z"]).first[0] == "x", "and workers that were never met"
 
 
+def test_one_program_serves_all_kinds_and_an_empty_reply_asks_the_next() -> None:
+    """The first of the list is empty every third time; the second is right where it is asked then."""
+    observed = []
+    for at in range(60):
+        empty = at % 3 == 0
+        results = {
+            "first": WorkerResult(float(not empty), CENT_NANO, "" if empty else f"{at}"),
+            "second": WorkerResult(float(at % 4 == 0 or empty), CENT_NANO, f"{at}b"),
+            "third": WorkerResult(0.0, 0, f"{at}c"),
+        }
+        observed.append(Observation(f"number {at}", f"kind {at % 5}", results))
+    seen = experience(first=(0.67, CENT_NANO), second=(0.5, CENT_NANO), third=(0.0, 0))
+    choices = ranks(observed, Nearest(observed, 50), None, lambda _: None)
+    names = in_order(["third", "second", "first"], seen, QUALITY_MAX)
+    assert {choices.best(QUALITY_MAX, f"kind {at}", names) for at in range(6)} == {Program(("first",), 1, ("second",))}
+
+
 def test_a_larger_pool_has_the_programs_of_the_largest_that_was_searched() -> None:
     observed = alternating(40)
     choices = ranks(observed, Nearest(observed, 10), (2, 3), lambda _: None)

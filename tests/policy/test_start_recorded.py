@@ -93,6 +93,37 @@ async def test_a_check_ships_a_cheap_answer_that_it_finds_valid(tmp_path: Path) 
     assert (best.first, best.check) == (("cheap",), True)
 
 
+async def test_of_one_worker_an_answer_is_enough_and_an_empty_reply_asks_another(tmp_path: Path) -> None:
+    rows = lines(24)
+    for row in rows[::3]:
+        row["workers"]["mid"] |= {"output": "", "correct": False}
+    env = recorded(tmp_path / "r.jsonl", rows, executor=Executor(rounds=3))
+    prompts = env.prompts("train", env.count("train"), 0)
+    observed = await observe(env, prompts)
+    worth = search(observed)
+    program = Program(("mid",), 1, ("dear",))
+    episodes = (await sample(env, [(prompt, [ProgramPlanner(program)]) for prompt in prompts])).episodes
+    assert {episode.workers for episode in episodes} == {("mid",), ("mid", "dear")}
+    for episode, each in zip(episodes, observed, strict=True):
+        assert (episode.workers == ("mid",)) == bool(each.results["mid"].answer)
+        result = gives(program, each)
+        assert (result.outcome, result.cost_nano) == (episode.outcome, episode.cost_nano)
+    assert sum(episode.outcome for episode in episodes) == pytest.approx(worth.outcome[worth.index[program]].sum())
+    assert Program(("dear",), 1, ("mid",)) not in worth.programs, "it is never empty"
+
+
+async def test_of_rounds_that_only_ship_a_share_is_taught(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    _, worth = await known(env)
+    choices = Choices(worth, worth.dial(DIAL, 1.0), DIAL)
+    prompts = env.prompts("train", 20, 0)
+    every, few = [await lessons(env, prompts, choices, Posing(ship_share=share), 80, seed=1) for share in (1.0, 0.25)]
+    ships = [sum(not lesson.plan.steps for lesson in one) for one in (every, few)]
+    asks = [sum(bool(lesson.plan.steps) for lesson in one) for one in (every, few)]
+    assert 0 < ships[1] < ships[0] / 2
+    assert asks[0] == asks[1]
+
+
 async def test_without_a_second_round_the_first_beginning_answers(tmp_path: Path) -> None:
     env = environment(tmp_path, rounds=1)
     prompt = env.prompts("train", 1, 0)[0]
