@@ -18,6 +18,7 @@ from policy.engines.directory import ConductorDirectory, read_conductors
 from policy.evaluate.endpoint import WORKER, Endpoint, is_endpoint
 from policy.evaluate.stages import digest_of
 from policy.simulators.arena.world import read_prompt
+from policy.start.recorded.ranking import RankPlanner
 from policy.start.synthetic.label import arena_label
 from policy.statistics import tuning
 from policy.statistics.baselines import (
@@ -38,6 +39,7 @@ TUNED: Mapping[str, Callable[[Sequence[tuning.Observation], float], Planner]] = 
     "fallback": tuning.fallback,
     "knn": tuning.knn,
     "knn-words": tuning.knn_words,
+    "ranks": RankPlanner,
 }
 RULE = RulePlanner(RuleWeights())
 ROUTERS: Mapping[str, Callable[[int], Planner]] = {

@@ -84,8 +84,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "planner, or a conductor on any OpenAI-compatible server), worker:NAME (a model of --pool-file plans), "
         "fixed:WORKER, fixed:*, random, random-plan, "
         "cheapest, rule, baton/vote, baton/cascade, oracle; in the arena label and oracle-plan too; and, tuned on "
-        "training questions: table, vote, cascade, moa, fallback, knn, knn-words, each also as NAME:TRAINFILE. Every "
-        "fixed worker and the oracle are always in the report",
+        "training questions: table, vote, cascade, moa, fallback, knn, knn-words, ranks, each also as NAME:TRAINFILE. "
+        "Every fixed worker and the oracle are always in the report",
     )
     parser.add_argument("--env", choices=("replay", "arena"), default="replay", help="default replay")
     _add_questions(parser.add_argument_group("questions"))

@@ -45,7 +45,7 @@ from policy.statistics.tuning import VOTERS
 SEED = 1
 TYPES_MIN = 10  # of a recording, below which none is hidden
 HIDDEN_SHARE = 0.2  # of the types
-POLICIES = ("table", "cascade", "vote", "fallback", "knn", "knn-words", "rule", "baton/cascade")
+POLICIES = ("table", "cascade", "vote", "fallback", "knn", "knn-words", "ranks", "rule", "baton/cascade")
 VOTING = ("vote", "baton/vote")
 SETTINGS = ("lora_rank=16", "redraw_handles=true", "k_of_n=3-6", "experience_share=1.0", "threads=2", f"seed={SEED}")
 TAUGHT = (

@@ -17,6 +17,7 @@ from policy.environments.base import Spend
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import sample
+from policy.start.recorded.ranking import RankPlanner
 from policy.statistics import tuning
 from policy.statistics.baselines import (
     CascadePlanner,
@@ -64,6 +65,8 @@ def all_of(observed: list[Observation]) -> list[Planner]:
         tuning.fallback(observed),
         tuning.knn(observed),
         tuning.knn_words(observed),
+        RankPlanner(observed),
+        RankPlanner(observed, usd_weight=400.0),
     ]
 
 
@@ -90,6 +93,8 @@ async def test_every_round_of_every_baseline_is_a_valid_plan(replay: ReplayEnvir
         "fallback",
         "knn",
         "knn-words",
+        "ranks",
+        "ranks",
     ]
 
 
@@ -208,6 +213,13 @@ async def test_neighbours_find_the_best_worker_of_each_kind(replay: ReplayEnviro
     assert await figures(replay, tuning.knn_words(observed)) == table
     thrifty = await figures(replay, tuning.knn(observed, usd_weight=1e6))
     assert thrifty == await figures(replay, cheapest_worker())
+
+
+async def test_ranks_asks_whom_experience_lists_first_and_spends_by_the_dial(replay: ReplayEnvironment) -> None:
+    observed = await trained(replay)
+    right, nano, _ = await figures(replay, RankPlanner(observed))
+    assert right >= (await figures(replay, fixed("mid")))[0]
+    assert (await figures(replay, RankPlanner(observed, usd_weight=400.0)))[1] < nano
 
 
 async def test_the_fallback_asks_another_worker_where_the_first_gives_nothing(tmp_path: Path) -> None:
