@@ -15,9 +15,9 @@ from gateway.errors import ConfigError
 from policy.engines.choice import EngineChoice, add_engine
 from policy.environments.arena import Staff
 from policy.environments.executor import ROUNDS
+from policy.statistics.tuning import NEIGHBOURS
 
 STAFF: tuple[Staff, ...] = ("standard", "held_out", "untold", "fresh")
-NEIGHBOURS = 50  # as the gateway's `experience_neighbours`
 TRAIN_QUESTIONS_MAX = 2_000
 ARENA_QUESTIONS = 300
 QUESTIONS_MAX = 200_000

@@ -19,7 +19,7 @@ from policy.environments.arena import Staff
 from policy.environments.cached import CALLS_MAX
 from policy.environments.executor import ROUNDS
 from policy.evaluate.contest import PartialResults
-from policy.evaluate.options import NEIGHBOURS, TRAIN_QUESTIONS_MAX, EvaluationOptions
+from policy.evaluate.options import TRAIN_QUESTIONS_MAX, EvaluationOptions
 from policy.evaluate.stages import digest_of
 from policy.gate.checks import Thresholds, thresholds_of
 from policy.gate.injection import DRAWS
@@ -28,6 +28,7 @@ from policy.gate.traffic import requests as heldout
 from policy.gate.traffic.requests import HELD_OUT_SHARE
 from policy.gate.traffic.stage import RUBRIC, TrafficOptions
 from policy.spec import given
+from policy.statistics.tuning import NEIGHBOURS
 
 QUESTIONS_ARENA = 600
 # a pool of its own for every question leaves no fixed worker to compare with

@@ -40,6 +40,7 @@ from policy.statistics.baselines import (
 )
 
 VOTERS = (3, 4)
+NEIGHBOURS = 50  # training questions behind what is shown of each worker, unless a caller says otherwise
 KNN_SIZES = (5, 10, 20, 50)  # neighbours to choose from
 
 

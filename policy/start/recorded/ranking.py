@@ -11,10 +11,9 @@ from gateway.core.loop.plan import Plan
 from gateway.core.loop.prompt import DIAL
 from gateway.service.loop.routers import models_of
 from gateway.service.loop.state import EarlyStart, Situation
-from policy.evaluate.options import NEIGHBOURS
 from policy.start.recorded.lessons import ProgramPlanner
 from policy.start.recorded.ranks import in_order, ranks
-from policy.statistics.tuning import Nearest, Observation
+from policy.statistics.tuning import NEIGHBOURS, Nearest, Observation
 
 
 class RankPlanner:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from policy.environments.base import Prompt
 from policy.environments.executor import ExecutedEnvironment
-from policy.evaluate.options import NEIGHBOURS
 from policy.start.recorded.lessons import PROFILE, Posing, lessons
 from policy.start.recorded.observed import Say, observed_of, progress_of
 from policy.start.recorded.programs import Choices, Worth, search
 from policy.start.recorded.school import SHAPE, Schooling, SchoolReport, teach
 from policy.start.synthetic.export import About, export
-from policy.statistics.tuning import Nearest, Observation
+from policy.statistics.tuning import NEIGHBOURS, Nearest, Observation
 
 ROUNDS = 3  # ask, escalate or settle, ship
 EPISODES_A_QUESTION = 7

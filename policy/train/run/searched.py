@@ -17,12 +17,11 @@ from gateway.core.loop.prompt import DIAL
 from gateway.errors import ConfigError
 from policy.dataset.refusals import RowRefused
 from policy.environments.base import Prompt
-from policy.evaluate.options import NEIGHBOURS
 from policy.start.recorded.lessons import STRAY_SHARE, PlanLesson, Posing, lessons
 from policy.start.recorded.observed import observed_of, progress_of
 from policy.start.recorded.programs import Choices, Worth, search
 from policy.start.recorded.ranks import ranks
-from policy.statistics.tuning import Nearest, Observation
+from policy.statistics.tuning import NEIGHBOURS, Nearest, Observation
 from policy.train.sources.scene import executor_of, open_replay
 from policy.train.sources.taught import DEMONSTRATED, Tutor
 from policy.train.spec import TrainSpec
