@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from gateway.core.pool.workers import PoolFile
 from gateway.errors import ConfigError
 from policy.dataset.export import FORMATS, export, summary
 from policy.dataset.rules import Rules
 from policy.dataset.select import PLANNERS, Selection, parse_labels, parse_tags, parse_time
+from policy.reward import RewardSettings
+from policy.spec import first_of
 
 POOL_FILE_BYTES_MAX = 2**20
 URL_CHARS_MAX = 4096
@@ -34,6 +37,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_source(one)
     add_filters(one)
     add_rules(one)
+    one.add_argument(
+        "--reward",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a weight of the reward, for every format but parquet: cost_per_usd, missed_penalty, …; may be repeated",
+    )
     one.add_argument("--split", choices=("train", "validation"), help="write only this side (default: both, marked)")
 
 
@@ -99,6 +109,23 @@ def rules_of(options: argparse.Namespace) -> Rules:
     )
 
 
+def reward_given(pairs: Sequence[str]) -> RewardSettings:
+    """The weights of the reward. Raises ConfigError naming the flag."""
+    names = [one.name for one in fields(RewardSettings)]
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if name not in names or not value:
+            raise ConfigError(f"--reward {pair}: write NAME=VALUE; names are {', '.join(names)}", param="--reward")
+        values[name] = value
+    try:
+        values = {name: yaml.safe_load(value) for name, value in values.items()}
+        return TypeAdapter(RewardSettings).validate_python(values)
+    except (ValidationError, yaml.YAMLError) as error:
+        reason = first_of(error) if isinstance(error, ValidationError) else "no number"
+        raise ConfigError(f"--reward {' '.join(pairs)}: {reason}", param="--reward") from None
+
+
 def versions_of(pool_file: Path) -> Mapping[str, str]:
     """Worker → version of a pool file. Raises ConfigError as `pool_file_of`."""
     return {worker.name: worker.version for worker in pool_file_of(pool_file).workers}
@@ -131,6 +158,7 @@ def run(options: argparse.Namespace) -> int:
         options.out,
         options.format,
         split=options.split,
+        reward=reward_given(options.reward),
         progress=sys.stderr,
     )
     for warning in report.warnings:

@@ -74,7 +74,7 @@ def test_the_order_is_passes_over_all_rows_and_depends_on_the_seed_alone() -> No
 
 def test_an_export_is_read_back_without_its_validation_side(tmp_path: Path) -> None:
     rows = [row(f"r{index}/0", 1.0) for index in range(6)]
-    found = read_rows(write_export(rows, tmp_path / "rows.parquet"))
+    found = read_rows(write_export(rows, tmp_path / "rows.parquet"), SMALL)
     assert [one.name for one in found] == ["r0/0", "r1/0", "r2/0", "r3/0", "r5/0"]
     assert list(found[0].logprobs or ()) == [-0.5, -0.1, 0.0]
     assert (found[0].group, list(found[0].decisions)) == ("q", [True, False, True])
@@ -86,7 +86,7 @@ def test_a_file_that_is_no_export_is_one_line(tmp_path: Path, content: bytes | N
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(BadRequest, match="not an export in verl's shape"):
-        read_rows(path)
+        read_rows(path, SMALL)
 
 
 def test_settings_come_from_a_file_and_from_pairs_over_it(tmp_path: Path) -> None:
@@ -123,4 +123,5 @@ def test_the_docs_list_every_setting_with_its_default() -> None:
     defaults = asdict(EngineSettings())
     loss = {f"loss.{name}": value for name, value in defaults.pop("loss").items()}
     del loss["loss.staleness_max"], loss["loss.weight_max"]  # our own trainer's
-    assert told == {name: str(value) for name, value in (defaults | loss).items()}
+    reward = {f"reward.{name}": value for name, value in defaults.pop("reward").items() if name != "dial"}
+    assert told == {name: str(value) for name, value in (defaults | loss | reward).items()}

@@ -70,7 +70,7 @@ def test_two_processes_take_the_same_steps_as_one(tmp_path: Path, model_dir: Pat
     assert two["processes"] == 2
     shards = [line for line in said.splitlines() if line.startswith("shards:")]
     assert shards == (["shards: 15 of 15 parameters"] * 2 if sharded else [])
-    one = train_with_trl(read_rows(data), model_dir, tmp_path / "one", SETTINGS, work=tmp_path / "work")
+    one = train_with_trl(read_rows(data, SETTINGS), model_dir, tmp_path / "one", SETTINGS, work=tmp_path / "work")
     assert one is not None
     lines = [json.loads(line) for line in (tmp_path / "two.work" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +22,7 @@ from gateway.core.loop.prompt import DIAL
 from gateway.core.policies.manifest import CONFIG_FILE, MANIFEST_FILE, check_prompt
 from gateway.errors import BadRequest
 from policy.dataset.refusals import listed
-from policy.reward import RewardSettings, taught_dial
+from policy.reward import taught_dial
 from policy.serve.shape import tokens_shape
 from policy.serve.tokens import Tokens
 from policy.train.engines.memory import GIB, check, memory
@@ -32,6 +32,7 @@ from policy.train.step.rows import MissingLogprobs
 from policy.train.weights.start import StartDirectory, open_start
 
 STOPPED = 143
+EXAMPLES: Mapping[str, str] = {"loss": "clip_high=0.3", "reward": "missed_penalty=0.02"}  # settings that are mappings
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +130,10 @@ def settings_of(file: Path | None, pairs: list[str], profile: str = "") -> Engin
             inside = inside.setdefault(name, {})
             if not isinstance(inside, dict):
                 raise BadRequest(f"--set {pair}: {name} has a value already")
-        inside[last] = yaml.safe_load(value)
+        try:
+            inside[last] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise BadRequest(f"setting {key}: not a value in YAML; got {value[:80]!r}") from None
     try:
         _known(given)
         return TypeAdapter(EngineSettings).validate_python(given)
@@ -139,12 +143,15 @@ def settings_of(file: Path | None, pairs: list[str], profile: str = "") -> Engin
 
 
 def _known(given: Mapping[str, Any]) -> None:
-    defaults, loss = asdict(EngineSettings()), given.get("loss", {})
-    if not isinstance(loss, Mapping):
-        raise BadRequest("setting loss: a mapping, as in --set loss.clip_high=0.3")
+    defaults = asdict(EngineSettings())
+    inside = {name: given.get(name, {}) for name in EXAMPLES}
+    for name, values in inside.items():
+        if not isinstance(values, Mapping):
+            raise BadRequest(f"setting {name}: a mapping, as in --set {name}.{EXAMPLES[name]}")
     if not isinstance(given.get("trl", {}), Mapping):
         raise BadRequest("setting trl: a mapping, as in --set trl.use_vllm=true")
-    unknown = [*(set(given) - set(defaults)), *(f"loss.{x}" for x in set(loss) - set(defaults["loss"]))]
+    unknown = [*(set(given) - set(defaults))]
+    unknown += [f"{name}.{x}" for name, values in inside.items() for x in set(values) - set(defaults[name])]
     if unknown:
         raise BadRequest(f"no such setting: {', '.join(sorted(unknown))}; docs/engines.md lists them")
 
@@ -210,9 +217,11 @@ def _rows(data: Path, start: StartDirectory, settings: EngineSettings) -> list[E
     except (OSError, pa.ArrowException):
         ours = False
     if not ours:
-        return read_rows(data)
+        return read_rows(data, settings)
     manifest, tokens = start.manifest, Tokens(start.home, tokens_shape(read_object(start.home / CONFIG_FILE)))
-    found = of_export(data, manifest.prompt_hash, RewardSettings(dial=taught_dial(manifest.config) or DIAL))
+    taught = taught_dial(manifest.config) if settings.reward.dial == DIAL else None
+    weights = replace(settings.reward, dial=taught or settings.reward.dial)
+    found = of_export(data, manifest.prompt_hash, weights)
     if not found.rows:
         raise BadRequest(f"{data}: no rollout can be trained on: {listed(Counter(found.refused)) or 'none is there'}")
     return of_training(found.rows, tokens, settings)
@@ -239,8 +248,9 @@ def _memory(options: argparse.Namespace, settings: EngineSettings) -> int:
 def _verl(options: argparse.Namespace, settings: EngineSettings) -> int:
     from policy.train.engines.verl_run import write_run
 
+    rows = read_rows(options.data, settings)
     try:
-        written = write_run(read_rows(options.data), options.model, options.out, settings, options.nodes, options.gpus)
+        written = write_run(rows, options.model, options.out, settings, options.nodes, options.gpus)
     except MissingLogprobs as error:
         raise BadRequest(f"{options.data}: {error}") from None
     sys.stdout.write(f"{written.rows} rows, {written.steps_a_pass} steps a pass; start it with {written.script}\n")

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.errors import BadRequest
+from policy.reward import RewardSettings
 from policy.serve.tokens import Tokens
 from policy.train.step.grpo import LossSettings, batch_advantages, group_advantages
 from policy.train.step.masks import Masks
@@ -58,6 +59,7 @@ class EngineSettings:
     decisions_only: bool = False
     temperature: float = 1.0  # the rows were sampled at
     loss: LossSettings = field(default_factory=LossSettings)
+    reward: RewardSettings = field(default_factory=RewardSettings)  # of the rows, where the export says none
     lora_rank: int = 0  # 0: all weights; an adapter goes on at its own rank
     bf16: bool = False
     gradient_checkpointing: bool = False
@@ -153,11 +155,17 @@ def order(count: int, settings: EngineSettings) -> list[int]:
     return found[:wanted]
 
 
-def read_rows(path: Path) -> list[EngineRow]:
-    """The rows of `traces export --format verl`, the train side where the export was split. Raises BadRequest."""
+def read_rows(path: Path, settings: EngineSettings) -> list[EngineRow]:
+    """The rows of `traces export --format verl`, the train side where the export was split. Raises BadRequest, also
+    where the settings ask for another reward than the default: that of such a row was computed with the export."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if settings.reward != RewardSettings():
+        raise BadRequest(
+            f"--set reward…: the rewards of {path} were computed when it was written; "
+            "export it with `traces export --format verl --reward NAME=VALUE`"
+        )
     try:
         table = pq.read_table(path, columns=list(COLUMNS))
     except (OSError, pa.ArrowException, KeyError) as error:
