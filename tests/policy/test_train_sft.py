@@ -134,7 +134,7 @@ def test_prompt_and_plan_are_in_the_students_own_tokens(student: Initial, tutor:
 
 
 CHECKED = PlanLimits(("quill", "atlas", "shelf"), 3, checkers=("atlas",), runs_tests=True, toolboxes=("shelf",))
-PLAIN = {"worker": "quill", "task": None, "see": []}
+PLAIN: dict[str, Any] = {"worker": "quill", "task": None, "see": []}
 STEPS: list[list[dict[str, Any]]] = [
     [PLAIN | {"expect": {"regex": "^[0-9]+$"}}],
     [PLAIN | {"expect": {"schema": {"type": "object", "required": ["a"]}}}],
@@ -298,7 +298,7 @@ def test_demonstrations_make_an_adapter_over_a_base(tmp_path: Path) -> None:
 def test_a_demonstration_names_workers_wherever_a_plan_does(student: Initial, tmp_path: Path) -> None:
     price = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}
     place = {"kind": "openai", "url": "http://127.0.0.1:9/v1", "model": "m", "price": price}
-    given = (("alpha", "quill", []), ("beta", "atlas", ["check"]))
+    given: Any = (("alpha", "quill", []), ("beta", "atlas", ["check"]))
     pool = tuple(WorkerSpec.model_validate({"name": n, "handle": h, "tags": tags, **place}) for n, h, tags in given)
     path = tmp_path / "plans.jsonl"
     steps = [{"worker": "alpha", "expect": {"judge": "beta"}}, {"worker": "beta", "see": [0], "context": "last"}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -348,7 +349,7 @@ async def test_trained_weights_are_shown_the_prompt_that_they_know_and_no_other(
         kit = a_kit([a_plan(a_step("atlas"))], {}, [PYTHON])
         settings = ConductorSettings(profile if pick is None else "full", PRICE, 5.0, trained=pick is None)
         kit.catalog._planners["baton"] = (ConductorPlanner(kit.conductor, settings), RulePlanner(RuleWeights()))
-        kit.completer._admission._pick = lambda _, pick=pick: pick
+        kit.completer._admission._pick = partial(lambda pick, _: pick, pick)
         planned = (await kit.serve()).record.rounds[0]
         assert planned.allowed is not None
         assert planned.allowed["checkers"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -281,7 +282,7 @@ async def test_a_prompted_planner_is_shown_the_tools_and_a_trained_one_is_not() 
 async def test_a_version_that_was_trained_without_tools_is_offered_none() -> None:
     for trained in (True, False):
         kit = a_kit(a_plan(a_step("atlas")), {})
-        kit.completer._admission._pick = lambda _, trained=trained: Pick("conductor@7", "guided", trained=trained)
+        kit.completer._admission._pick = partial(lambda pick, _: pick, Pick("conductor@7", "guided", trained=trained))
         running = await kit.serve()
         (call,) = kit.conductor.calls
         assert ("badger" in json.dumps(call.messages) + json.dumps(call.schema)) != trained

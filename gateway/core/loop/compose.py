@@ -130,6 +130,43 @@ def shortened(conversation: Sequence[Mapping[str, Any]], chars: int) -> Shortene
     return Shortened(left, cut | {"messages": len(gone)}, dropped, gone[0] if gone else 0)
 
 
+def shortened_turns(
+    turns: Sequence[Mapping[str, Any]], chars: int, *, latest: bool
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The messages behind a step's own (replies of its worker, and outputs of tools) with about so many characters
+    less, and what was cut, as in `Shortened`. Without `latest` the outputs before the worker's latest turn alone, down
+    to their beginning; with it all replies and outputs, in their middle, each by its share."""
+    messages, cut = [dict(message) for message in turns], {"tool_outputs": 0, "messages": 0, "chars": 0}
+    spoken = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
+    end = len(messages) if latest else (spoken[-1] if spoken else 0)
+    roles = ("assistant", "tool") if latest else ("tool",)
+    texts = {
+        at: str(message["content"])
+        for at, message in enumerate(messages[:end])
+        if message.get("role") in roles and isinstance(message.get("content"), str)
+    }
+    total = sum(map(len, texts.values()))
+    for at, text in texts.items():
+        least = min(len(text), 2 * OUTPUT_CHARS_LEFT)
+        left = max(least, len(text) - -(-chars * len(text) // total)) if latest else least
+        if cut["chars"] < chars and left < len(text):
+            messages[at]["content"] = _cut_text(text, left, ends=latest)
+            cut["tool_outputs"] += messages[at].get("role") == "tool"
+            cut["chars"] += len(text) - left
+    return messages, cut
+
+
+def _cut_text(text: str, left: int, *, ends: bool) -> str:
+    """A text cut to `left` characters, its end kept where `ends`; that of a tool stays in its block."""
+    head, tail = f"{RESULT_HEAD}\n<output>\n", "\n</output>"
+    head, tail = (head, tail) if text.startswith(head) and text.endswith(tail) else ("", "")
+    inner = text.removeprefix(head).removesuffix(tail)
+    left = max(OUTPUT_CHARS_LEFT, left - len(head) - len(tail))
+    begin, end = (left - left // 2, left // 2) if ends else (left, 0)
+    words = f"{inner[:begin]}\n(cut: {max(0, len(inner) - left)} characters)"
+    return f"{head}{words}\n{inner[len(inner) - end :]}{tail}" if end else f"{head}{words}{tail}"
+
+
 def _turns(messages: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """The places of each turn: a message of the user and all that follows it, but for what the system says."""
     turns: list[list[int]] = []

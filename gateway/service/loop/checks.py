@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord, StepRecord
-from gateway.core.loop.compose import SeenStep, step_messages
+from gateway.core.loop.compose import SeenStep
 from gateway.core.loop.contract import VERIFY_TASK, Expect, Ruling, verdict_of
 from gateway.core.loop.plan import Step
 from gateway.core.loop.replies.errors import CONTRACT, VERIFY
@@ -32,6 +32,7 @@ from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import Clock
 
 Call = Callable[..., Awaitable[Mapping[str, Any]]]  # loop, run, answers, streams, more messages
+Fitted = Callable[[Loop, StepRun, Sequence[SeenStep]], Awaitable[list[dict[str, Any]]]]
 Ask = Callable[[Loop, StepRun, Sequence[dict[str, Any]], Saw], Awaitable[list[Mapping[str, Any]]]]
 
 
@@ -164,12 +165,13 @@ def flags_with_verdicts(loop: Loop, reply: ShownReply) -> tuple[str, ...]:
 
 class Contracts:
     """What a step must keep, and what a verify step finds. `call` gets another reply of a step's worker, `ask` calls a
-    worker with bodies."""
+    worker with bodies, `fit` gives the messages of a call as far as its worker's context has room for them."""
 
-    def __init__(self, clock: Clock, call: Call, ask: Ask) -> None:
+    def __init__(self, clock: Clock, call: Call, ask: Ask, fit: Fitted) -> None:
         self._clock = clock
         self._call = call
         self._ask = ask
+        self._fit = fit
 
     async def verify(self, loop: Loop, run: StepRun) -> None:
         """Ask the checker about the step before, and go the way of its verdict. A candidate without a reply needs no
@@ -234,8 +236,8 @@ class Contracts:
     async def _beside(self, loop: Loop, run: StepRun, spec: WorkerSpec, task: str) -> Ruling:
         """What a checker says of a step's reply; nothing where it fails, or where a cap leaves no call for it."""
         beside, seen = side_call(run, spec, task)
-        messages = step_messages(loop.conversation, task, [seen])
         try:
+            messages = await self._fit(loop, beside, [seen])
             body = step_body(loop, beside, messages, False)
             beside.wanted_tokens = wanted_tokens(loop, spec, False)
             replies = await self._ask(loop, beside, [body], [(seen.handle, seen.task or "", seen.reply)])

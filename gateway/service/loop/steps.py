@@ -11,7 +11,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from gateway.core.loop.compose import SeenStep, Shortened, selected, shortened, step_messages, task_text
+from gateway.core.loop.compose import (
+    SeenStep,
+    Shortened,
+    selected,
+    shortened,
+    shortened_turns,
+    step_messages,
+    task_text,
+)
 from gateway.core.loop.summary import summary_message
 from gateway.core.openai.parts import MEDIA_TYPES, parts_of_kinds, without_media
 from gateway.core.openai.reply import chunks_of, merge, reply_text, with_one_call
@@ -32,7 +40,7 @@ from gateway.service.loop.calls import Calls, PassOn, Saw, StepCall
 from gateway.service.loop.checks import Contracts, is_skipped
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.loop.summaries import NOBODY, Summaries, SummaryRules
-from gateway.service.loop.tools import ToolCalls, kit_of
+from gateway.service.loop.tools import Fit, ToolCalls, kit_of
 
 FITS_MAX = 4  # times that a prompt is cut and counted again
 T = TypeVar("T")
@@ -48,7 +56,7 @@ class StepRunner:
         self._child = child
         self._summaries = Summaries(calls, summaries)
         self._tools = ToolCalls(calls, self._calls)
-        self._contracts = Contracts(calls.clock, self._call, self._calls)
+        self._contracts = Contracts(calls.clock, self._call, self._calls, self._fitted)
 
     async def run(self, loop: Loop, run: StepRun, *, answers: bool, streams: bool) -> None:
         """Wait for the steps it sees, call its worker, and keep the reply or the error. `answers`: the step gets the
@@ -91,7 +99,7 @@ class StepRunner:
         """The reply of the step's worker to its messages, and `more` of them."""
         seen = [_seen(loop.runs[index]) for index in run.step.see if loop.runs[index].body is not None]
         taken = frozenset() if run.spec.kind in TOOL_KINDS else MEDIA_TYPES.keys() - set(run.spec.cannot)
-        messages = [*await self._fitted(loop, run, seen, taken), *more]
+        messages = await self._fitted(loop, run, seen, taken, more)
         run.record.messages = without_state(without_media(messages))
         if run.spec.kind == "self":
             run.record.started_us = self._shared.clock.now_us()
@@ -103,31 +111,62 @@ class StepRunner:
         saw = [(step.handle, step.task or "", step.reply) for step in seen]
         body = step_body(loop, run, messages, answers)
         run.wanted_tokens = wanted_tokens(loop, run.spec, answers)
+        checks = answers and loop.shape is not None
+
+        async def fit(behind: Sequence[dict[str, Any]]) -> Messages:
+            fitted = await self._fitted(loop, run, seen, taken, [*more, *behind])
+            return list(step_body(loop, run, fitted, answers)["messages"])
+
         if kit := kit_of(self._shared, loop, run, answers):
-            run.body = await self._tools.work(loop, run, body, saw, kit)
-            return await self._checked(loop, run, body, saw) if answers and loop.shape is not None else run.body
+            run.body = await self._tools.work(loop, run, body, saw, kit, fit)
+            return await self._checked(loop, run, body, saw, fit, kit.seen) if checks else run.body
         if streams:
             return await self._streamed(loop, run, body, saw)
         replies = await self._calls(loop, run, fan_out(body, run.spec), saw)
         if run.spec.kind in MODEL_KINDS and (missing := missing_choices(body, merge(replies))):
             replies += await self._calls(loop, run, single_bodies(body, missing), saw)
         run.body = with_one_call(merge(replies), body)
-        return await self._checked(loop, run, body, saw) if answers and loop.shape is not None else run.body
+        return await self._checked(loop, run, body, saw, fit) if checks else run.body
 
     async def _fitted(
-        self, loop: Loop, run: StepRun, seen: Sequence[SeenStep], taken: Collection[str]
-    ) -> list[dict[str, Any]]:
-        """The messages of a step, the conversation cut where they fill its worker's context, with a summary of the
-        turns that go; the cut is noted."""
-        task = run.record.task
+        self,
+        loop: Loop,
+        run: StepRun,
+        seen: Sequence[SeenStep],
+        taken: Collection[str] = (),
+        more: Sequence[dict[str, Any]] = (),
+    ) -> Messages:
+        """The messages of a step, and `more` behind them. Where they fill its worker's context, old outputs of tools in
+        `more` are cut, then the conversation, with a summary of the turns that go, then the rest of `more`; the cut is
+        noted."""
+        task, before, run.cut = run.record.task, run.cut, None
         conversation = selected(loop.conversation, run.step.context, alone=task is not None)
-        messages = step_messages(conversation, task, seen, parts_of_kinds(conversation, taken))
+        behind = list(more)
+
+        def built(conversation: Sequence[Mapping[str, Any]]) -> Messages:
+            return [*step_messages(conversation, task, seen, parts_of_kinds(conversation, taken)), *behind]
+
+        messages = built(conversation)
         if run.spec.kind not in MODEL_KINDS or loop.endpoint != "chat":
             return messages
+        if more and (over := await tokens_over(self._shared.tokens, run.spec, messages)):
+            behind = _cut_more(run, behind, over, latest=False)
+            messages = built(conversation)
+        messages = await self._with_short_conversation(loop, run, conversation, messages, built)
+        if more and (over := await tokens_over(self._shared.tokens, run.spec, messages)):
+            messages[-len(more) :] = _cut_more(run, behind, over, latest=True)
+        if run.cut is not None and run.cut != before:
+            loop.tell("context_cut", step=run.index, worker=run.spec.name, **run.cut)
+        return messages
 
-        def built(conversation: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-            return step_messages(conversation, task, seen, parts_of_kinds(conversation, taken))
-
+    async def _with_short_conversation(
+        self,
+        loop: Loop,
+        run: StepRun,
+        conversation: Sequence[Mapping[str, Any]],
+        messages: Messages,
+        built: Callable[[Sequence[Mapping[str, Any]]], Messages],
+    ) -> Messages:
         short, wanted = None, 0
         for _ in range(FITS_MAX):
             over = await tokens_over(self._shared.tokens, run.spec, messages)
@@ -137,9 +176,8 @@ class StepRunner:
                 break
             short, messages = shorter, built(shorter.messages)
         if short is not None:
-            run.cut = dict(short.cut)
+            _note_cut(run, short.cut)
             messages = await self._with_summary(loop, run, short, built) or messages
-            loop.tell("context_cut", step=run.index, worker=run.spec.name, **run.cut)
         return messages
 
     async def _with_summary(
@@ -193,16 +231,26 @@ class StepRunner:
 
         return await all_or_first_error([one(call) for call in calls])
 
-    async def _checked(self, loop: Loop, run: StepRun, body: Mapping[str, Any], saw: Saw) -> Mapping[str, Any]:
-        """Return the reply when each choice has the promised shape. Choices without it are asked for once more. Raises
-        UpstreamInvalid where the second try breaks it too."""
+    async def _checked(
+        self,
+        loop: Loop,
+        run: StepRun,
+        body: Mapping[str, Any],
+        saw: Saw,
+        fit: Fit,
+        seen: Sequence[dict[str, Any]] = (),
+    ) -> Mapping[str, Any]:
+        """Return the reply when each choice has the promised shape. Choices without it are asked for once more, behind
+        what tools answered (`seen`). Raises UpstreamInvalid where the second try breaks it too."""
         made = dict(run.body or {})
         wrong = _problems(loop, made)
         if not wrong:
             return made
         if run.spec.kind not in MODEL_KINDS:
             raise _invalid(run, wrong)
-        bodies = [_asking_again(loop, body, made["choices"][at], problem) for at, problem in wrong.items()]
+        asking = [_asking_again(loop, made["choices"][at], problem) for at, problem in wrong.items()]
+        single = {name: value for name, value in body.items() if name != "n"}
+        bodies = [{**single, "messages": await fit([*seen, *again])} for again in asking]
         try:
             again = merge(await self._calls(loop, run, bodies, saw))["choices"]
         except CapReached:
@@ -311,19 +359,31 @@ def _invalid(run: StepRun, wrong: Mapping[int, str]) -> UpstreamInvalid:
     )
 
 
-def _asking_again(loop: Loop, body: Mapping[str, Any], choice: Mapping[str, Any], problem: str) -> dict[str, Any]:
-    """The body that asks for one choice again and names its problem."""
+def _asking_again(loop: Loop, choice: Mapping[str, Any], problem: str) -> Messages:
+    """The messages that ask for one choice again and name its problem."""
     answer = (choice.get("message") or {}).get("content")
     wanted = loop.shape.description() if loop.shape else ""
     correction = (
         f"That is not what was asked for: {problem}. Answer again with {wanted}\nThat alone, and nothing around it."
     )
-    messages = [
-        *body["messages"],
+    return [
         {"role": "assistant", "content": answer if isinstance(answer, str) else ""},
         {"role": "user", "content": correction},
     ]
-    return {**{name: value for name, value in body.items() if name != "n"}, "messages": messages}
+
+
+def _cut_more(run: StepRun, more: Sequence[dict[str, Any]], over: int, *, latest: bool) -> Messages:
+    """The messages behind a step's own, shorter by about `over` tokens; the cut is noted."""
+    shorter, cut = shortened_turns(more, over * BYTES_PER_TOKEN, latest=latest)
+    if cut["chars"]:
+        _note_cut(run, cut)
+    return shorter
+
+
+def _note_cut(run: StepRun, cut: Mapping[str, int]) -> None:
+    """Add to what was cut of the prompt of a step's next call."""
+    before = run.cut or {}
+    run.cut = {**before, **{name: number + int(before.get(name, 0)) for name, number in cut.items()}}
 
 
 async def replay(body: Mapping[str, Any], loop: Loop) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from gateway.service.loop.checks import Ask, add_cost
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import Toolboxes
 
+Fit = Callable[[Sequence[dict[str, Any]]], Awaitable[list[dict[str, Any]]]]  # messages behind a step's own → all
 ROUNDS_MAX = 6  # of a model's calls of tools in one step
 CALLS_MAX = 16  # of tools in one step
 RESULTS_CHARS_MAX = 65_536  # of all that tools answer in one step
@@ -105,12 +106,15 @@ class ToolCalls:
         tool, arguments = asked_call(text, tools)
         return await self._call(loop, run, run.spec, tool, arguments)
 
-    async def work(self, loop: Loop, run: StepRun, body: dict[str, Any], saw: Saw, kit: Kit) -> Mapping[str, Any]:
-        """The reply of a model that may call tools first. Raises as `StepCall.complete`."""
-        conversation = list(body["messages"])
+    async def work(
+        self, loop: Loop, run: StepRun, body: dict[str, Any], saw: Saw, kit: Kit, fit: Fit
+    ) -> Mapping[str, Any]:
+        """The reply of a model that may call tools first. `fit` gives the step's messages with those of calls and
+        results behind them, cut where they fill the model's context. Raises as `StepCall.complete`."""
         body["tools"] = kit.declared
         while True:
-            body["messages"] = [*conversation, *kit.seen]
+            if kit.seen:
+                body["messages"] = await fit(kit.seen)
             run.record.messages = without_state(without_media(body["messages"]))
             if last := self._is_last(loop, kit):
                 body["tool_choice"] = "none"
