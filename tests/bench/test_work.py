@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
+from itertools import combinations
 from pathlib import Path
 from random import Random
 
@@ -25,6 +27,8 @@ from bench.work.workers import (
     seems_right,
 )
 from gateway.core.loop.compose import SeenStep, step_messages
+from gateway.core.loop.replies.agreement import compare
+from gateway.core.loop.replies.answers import extract_answer
 from gateway.core.loop.replies.judging import judge_messages
 from gateway.core.loop.replies.kinds import read_text
 from gateway.service.ports.request import CodeLimits
@@ -58,6 +62,16 @@ def test_replies_are_of_their_kind_and_as_right_as_meant() -> None:
                 assert read_text(reply).kind == kind
                 if kind != "code":
                     assert seems_right(task, reply) == is_right(worker, task, 3)
+
+
+def test_short_replies_agree_where_their_figures_do_and_never_else() -> None:
+    """The cascade asks the third worker by this alone: what it loses, two workers that make the same slip lose."""
+    for task in make_tasks("short", range(16, 40), 0):
+        replies = [reply_of(worker, task, 0) for worker in SKILLS]
+        for one, other in combinations(replies, 2):
+            values = [Fraction(extract_answer(text).strip("*. ").replace(",", "")) for text in (one, other)]
+            wanted = "same" if values[0] == values[1] else "different"
+            assert compare(read_text(one), read_text(other)) == wanted, (one, other)
 
 
 @pytest.mark.parametrize("number", range(len(FAMILIES)))

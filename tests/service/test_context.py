@@ -140,7 +140,7 @@ def test_what_is_cut_of_turns_behind_a_prompt() -> None:
     def tool(text: str) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": "a", "content": quoted_result(text)}
 
-    calls = {"role": "assistant", "content": None, "tool_calls": []}
+    calls: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": []}
     turns = [calls, tool("a" * 3_000), calls, tool("b" * 3_000), {"role": "user", "content": "u" * 3_000}]
     old, cut = shortened_turns(turns, 500, latest=False)
     assert cut == {"tool_outputs": 1, "messages": 0, "chars": cut["chars"]}
