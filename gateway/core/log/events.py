@@ -20,6 +20,7 @@ from gateway.core.openai.body import parse_json
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _NONFINITE = (b"\xf0\x7f", b"\xf0\xff", b"\xf8\x7f", b"\xf8\xff")  # the ends of ±inf and NaN as doubles
+_LAST = (b"\x7f", b"\xff")  # the last bytes of these: one byte is found much faster than two
 _PIECE_BYTES = 16
 _PIECES = 256
 _pieces: list[bytes] = []  # of the system's randomness, fetched many at once; each is used by one identifier
@@ -101,7 +102,7 @@ def _may_hold_nonfinite(record: Any) -> bool:
     bytes, exponent last, so this looks for exponents of ones; other bytes may look the same. Raises ValueError for
     values of other types than JSON's."""
     plain = marshal.dumps(record)
-    return any(mark in plain for mark in _NONFINITE)
+    return any(last in plain for last in _LAST) and any(mark in plain for mark in _NONFINITE)
 
 
 def parse(data: bytes) -> Event:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 
@@ -169,4 +170,12 @@ def _attempt(record: AttemptRecord) -> dict[str, Any]:
 
 
 def _plain(record: RolloutRecord | RoundRecord | StepRecord | AttemptRecord) -> dict[str, Any]:
-    return {one.name: getattr(record, one.name) for one in fields(record)}
+    names, values = _FIELDS[type(record)]
+    return dict(zip(names, values(record), strict=True))
+
+
+_FIELDS = {  # of each kind of record: the names of its fields, and what reads all of them at once
+    kind: (names, attrgetter(*names))
+    for kind in (RolloutRecord, RoundRecord, StepRecord, AttemptRecord)
+    for names in [tuple(one.name for one in fields(kind))]
+}

@@ -24,7 +24,7 @@ PROPERTIES_MAX = 100_000
 VALUES_MAX = 500_000
 TEXTS_MAX = 200_000  # strings, property names included
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a surrogate pair; a complete pair matches too
-_CONTAINERS = frozenset((dict, list))
+_CONTAINERS = frozenset((dict, list, tuple))
 _BOUNDS = (
     ((b"{", b"["), OBJECTS_MAX, "objects and arrays"),
     ((b":",), PROPERTIES_MAX, "properties"),
@@ -42,7 +42,7 @@ def decode_json(data: bytearray) -> Any:
     try:
         body = _decoded(data)
         data.clear()
-        _check_nesting(body)
+        check_nesting(body)
     except (ValueError, RecursionError):
         raise BadRequest("We could not parse the JSON body of your request.", code="invalid_json") from None
     return body
@@ -98,17 +98,17 @@ def _excess(data: bytes | bytearray) -> str | None:
     return None
 
 
-def _check_nesting(body: Any) -> None:
+def check_nesting(value: Any) -> None:
     """Raises ValueError for JSON that is nested too deeply for the recursive code that walks it later."""
-    level, depth = [body], 0
-    while level := [item for value in level for item in _items(value) if type(item) in _CONTAINERS]:
+    level, depth = [value], 0
+    while level := [item for outer in level for item in _items(outer) if type(item) in _CONTAINERS]:
         depth += 1
         if depth == NESTING_MAX:
             raise ValueError(f"nested deeper than {NESTING_MAX} levels")
 
 
 def _items(value: Any) -> Iterable[Any]:
-    return value.values() if type(value) is dict else value if type(value) is list else ()
+    return value.values() if type(value) is dict else value if type(value) in _CONTAINERS else ()
 
 
 def _no_constant(name: str) -> Any:

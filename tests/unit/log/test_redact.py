@@ -216,6 +216,52 @@ def test_secrets_go_in_every_mode_and_the_token_ids_with_them() -> None:
         assert all(kept["rounds"][0][name] == [] for name in TOKEN_FIELDS)
 
 
+KNOWN = 'pä"ss\\w0rd-of-a-tool'
+DEEP: list[Any] = []
+for _ in range(80):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a line\nsk-abcdefghijklmnop1234",
+        "tab\tbearer abcdefghijklmnop1234",
+        f"it is {KNOWN}",
+        "postgres://ann:s3cret@db",
+        "\x01sk_abcdefghijklmnop1234",
+        "https://h/x?a=1&api_key=abcdef1",
+        "see?KEY=abcdef1",
+        {"password": "hunter2"},
+        {"PA\u017fSWORD": "hunter2"},
+        {"X-API-\u212aey": "hunter2"},
+        {"authorization": "x", "other": 1},
+        {"pr\u0131vate_key": "hunter2"},
+        {"sk-abcdefghijklmnop1234": 1},
+        DEEP,
+        {"half": "\ud800 sk-abcdefghijklmnop1234"},
+        {"number": 10**30, "key": "sk-abcdefghijklmnop1234"},
+        (("AKIAABCDEFGHIJKLMNOP",),),
+    ],
+)
+def test_a_search_of_the_json_finds_whatever_a_walk_would_remove(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = a_payload() | {"reply": {"choices": [{"message": {"content": value}}]}}
+    kept = apply_mode(payload, "full", Redactor([KNOWN]))
+    monkeypatch.setattr(Redactor, "_is_clean", lambda self, payload: False)
+    assert kept == apply_mode(payload, "full", Redactor([KNOWN]))
+    assert kept["reply"] != payload["reply"]
+    assert kept["rounds"][0]["plan_token_ids"] == []
+
+
+@pytest.mark.parametrize("text", ["a = b", "see https://example.org/a", "ann@example.org", "größer, 大きい", "key: x"])
+def test_a_clean_payload_is_not_walked(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[Any] = []
+    monkeypatch.setattr(Redactor, "_walk", lambda self, value, personal, depth: walked.append(value))
+    payload = a_payload(text)
+    assert apply_mode(payload, "full", Redactor([KNOWN])) == payload
+    assert walked == []
+
+
 def test_a_provider_key_in_an_upstream_error_is_removed() -> None:
     payload = a_payload("plain") | {"error": {"message": "401 for k3y-of-provider"}}
     kept = apply_mode(payload, "full", Redactor(["k3y-of-provider"]))
