@@ -58,6 +58,11 @@ def headers_of(running: Running) -> dict[str, str]:
     return headers
 
 
+def header_map(request: Request) -> dict[str, str]:
+    """The headers of a request, of each name the first: Starlette decodes all of them for each look at one."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(request.scope["headers"])}
+
+
 def check_headers(names: Iterable[str]) -> None:
     """Raises BadRequest for a header of Baton's that Baton does not know: a cap in it would not hold."""
     for name in names:

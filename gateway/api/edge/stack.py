@@ -20,6 +20,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.edge.access import Accesses, note_error
+from gateway.api.edge.exchange import Incoming
 from gateway.api.edge.places import RequestPlace, RequestPlaces, overloaded
 from gateway.core.anthropic.reply import VERSION_HEADER, error_body, error_status
 from gateway.core.log.events import random_hex
@@ -282,11 +283,10 @@ class _Body:
     async def next(self) -> bytes:
         """The next piece, which may be empty. Raises TooLarge, BodyTooSlow, ClientLeft."""
         pace = self._pace
-        try:
-            async with asyncio.timeout_at(self._began_s + pace.until_s(self._received)):
-                message = await self._receive()
-        except TimeoutError:
-            raise BodyTooSlow(self._received, pace.bytes_per_s_min, pace.s_max) from None
+        if isinstance(self._receive, Incoming) and self._receive.is_whole:
+            message = await self._receive()
+        else:
+            message = await self._within(pace)
         if message["type"] == "http.disconnect":
             raise ClientLeft
         piece: bytes = message.get("body", b"")
@@ -295,6 +295,13 @@ class _Body:
         if self._received > self._bytes_max:
             raise TooLarge(f"the body is over {self._bytes_max} bytes")
         return piece
+
+    async def _within(self, pace: BodyPace) -> Message:
+        try:
+            async with asyncio.timeout_at(self._began_s + pace.until_s(self._received)):
+                return await self._receive()
+        except TimeoutError:
+            raise BodyTooSlow(self._received, pace.bytes_per_s_min, pace.s_max) from None
 
 
 async def _pieces(request: Request, bytes_max: int, pace: BodyPace) -> AsyncGenerator[bytes, None]:
@@ -340,9 +347,17 @@ async def never_gone() -> Message:
 async def unless_gone(receive: Receive, work: Awaitable[T], leave: Callable[[], None]) -> T | None:
     """The result of `work`; None where the client left first: then `leave` is called and `work` is cancelled."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(gone(receive))
+    leaving = receive.departure() if isinstance(receive, Incoming) else asyncio.ensure_future(gone(receive))
+    either = asyncio.get_running_loop().create_future()
+
+    def wake(_: object) -> None:
+        if not either.done():
+            either.set_result(None)
+
+    working.add_done_callback(wake)
+    leaving.add_done_callback(wake)
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await either
         if working.done():
             return working.result()
         leave()

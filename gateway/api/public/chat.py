@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.edge.access import CLIENT_CLOSED_REQUEST
 from gateway.api.edge.bodies import data_key, number, query_number
-from gateway.api.edge.headers import OWN_HEADERS, check_headers, headers_of, take_options
+from gateway.api.edge.headers import OWN_HEADERS, check_headers, header_map, headers_of, take_options
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.edge.spec import header_parameters
 from gateway.api.edge.stack import Json, Router, read_json, unless_gone
@@ -112,32 +112,33 @@ class OpenAIApi:
     ) -> Running:
         """Admit a chat request under the headers it came with, and start it. `response`, `prefix`: see
         `RequestContext`."""
-        check_headers(request.headers.keys())
+        headers, state = header_map(request), request.scope.get("state", {})
+        check_headers(headers)
         context = RequestContext(
             principal=principal,
             chat=chat,
-            caps=caps_from_headers(request.headers),
-            pool=request.headers.get("x-baton-pool"),
-            rounds=_whole_number(request, "x-baton-rounds", 1, ROUNDS_MAX),
-            quality=_whole_number(request, "x-baton-quality", 0, QUALITY_MAX),
-            depth=_depth(request.headers.get(DEPTH_HEADER), self.depth_secret),
-            sticky=_wanted(request, "x-baton-sticky", default=True),
+            caps=caps_from_headers(headers),
+            pool=headers.get("x-baton-pool"),
+            rounds=_whole_number(headers, "x-baton-rounds", 1, ROUNDS_MAX),
+            quality=_whole_number(headers, "x-baton-quality", 0, QUALITY_MAX),
+            depth=_depth(headers.get(DEPTH_HEADER), self.depth_secret),
+            sticky=_wanted(headers, "x-baton-sticky", default=True),
             response=response,
             prefix=prefix,
-            entry=getattr(request.state, "entry", None),
-            scopes=getattr(request.state, "scopes", ()),
-            request_id=getattr(request.state, "request_id", None),
-            traceparent=request.headers.get("traceparent"),
-            arrived_s=getattr(request.state, "began_s", None),
-            progress=_progress(request, self.progress),
-            session=session_from_headers(request.headers),
-            kept=getattr(request.state, "kept", None),
+            entry=state.get("entry"),
+            scopes=state.get("scopes", ()),
+            request_id=state.get("request_id"),
+            traceparent=headers.get("traceparent"),
+            arrived_s=state.get("began_s"),
+            progress=_progress(headers, self.progress),
+            session=session_from_headers(headers),
+            kept=state.get("kept"),
         )
         return await self.completer.start(context)
 
     async def complete(self, request: Request, running: Running, shape: Callable[[dict[str, Any]], Any]) -> Response:
         """The complete reply, which `shape` turns into the shape of its API."""
-        await unless_gone(request.receive, running.finished.wait(), running.cancel)
+        await unless_gone(request.receive, running.end(), running.cancel)
         if not running.finished.is_set():
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         if running.error is not None:
@@ -150,7 +151,7 @@ class OpenAIApi:
 
     async def streamed(self, request: Request, running: Running, frames: Frames) -> Response:
         """The reply as it is produced, in the frames of its API."""
-        keepalive_s = self.keepalive_s if _wanted(request, "x-baton-keepalive", default=True) else 0
+        keepalive_s = self.keepalive_s if _wanted(request.headers, "x-baton-keepalive", default=True) else 0
         stream = cast(Any, events(running, keepalive_s, frames))
         first = await unless_gone(request.receive, anext(stream), running.cancel)
         if first is None:
@@ -223,14 +224,14 @@ class StreamedReply(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _wanted(request: Request, header: str, *, default: bool) -> bool:
+def _wanted(headers: Mapping[str, str], header: str, *, default: bool) -> bool:
     """Whether a header switches something on."""
-    text = request.headers.get(header, "").lower()
+    text = headers.get(header, "").lower()
     return text not in ("off", "0", "false") if default else text in ON
 
 
-def _progress(request: Request, default: Progress) -> Progress:
-    text = request.headers.get("x-baton-progress", "").lower()
+def _progress(headers: Mapping[str, str], default: Progress) -> Progress:
+    text = headers.get("x-baton-progress", "").lower()
     if not text:
         return default
     return "reasoning" if text == "reasoning" else "on" if text in ON else "off"
@@ -242,8 +243,8 @@ def _depth(header: str | None, secret: bytes) -> int:
     return 0 if depth is None else depth + 1
 
 
-def _whole_number(request: Request, header: str, least: int, most: int) -> int | None:
-    text = request.headers.get(header)
+def _whole_number(headers: Mapping[str, str], header: str, least: int, most: int) -> int | None:
+    text = headers.get(header)
     return None if text is None else number(text, header, least, most)
 
 

@@ -17,6 +17,7 @@ import uvloop
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.api.edge.exchange import Exchange
 from gateway.api.edge.stack import Edge
 from gateway.cli.process.runtime import raise_files_limit
 from gateway.config.settings import Settings
@@ -60,6 +61,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _refused = False
     _pieces: list[bytes]  # of a body, until all that one read received is parsed
     _head_timer: asyncio.TimerHandle | None = None
+    _exchange: Exchange | None = None  # the one that is served, or was last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -109,7 +111,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.refusal is not None and cycle.keep_alive and (refusal := self.refusal(cycle.scope)) is not None:
             self._refuse(cycle, refusal)
             return
-        super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
+        if cycle.scope["http_version"] == "1.0":
+            super()._start_asgi_task(cycle, _unchunked(cycle, app))
+            return
+        self._exchange = Exchange(cycle, app)
+        super()._start_asgi_task(cycle, self._exchange)
 
     def _refuse(self, cycle: RequestResponseCycle, refusal: bytes) -> None:
         """Answer 503; `refusal` is the rest of the reply."""
@@ -149,6 +155,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._forget_head()
         self._forget_linger()
         super().connection_lost(exc)
+        if self._exchange is not None:
+            self._exchange.incoming.leave()
 
     def _enter(self, state: State) -> None:
         self._state = state

@@ -179,6 +179,7 @@ class Running:
         self.work: asyncio.Task[Mapping[str, Any]] | None = None
         self._queue: asyncio.Queue[StreamItem] = asyncio.Queue(QUEUE_CHUNKS_MAX)
         self._reader: asyncio.Future[bool] | None = None  # waits for an item, or for the end
+        self._end: asyncio.Future[None] | None = None  # waits for the end
 
     async def chunk(self, choices: Sequence[Mapping[str, Any]]) -> None:
         """Sink: pass choices on. Waits while the reader is QUEUE_CHUNKS_MAX chunks behind."""
@@ -199,6 +200,15 @@ class Running:
         """Set `finished`: `body` or `error` is there, and no further chunk comes."""
         self.finished.set()
         self._wake()
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)
+
+    def end(self) -> asyncio.Future[None]:
+        """What is done once `finished` is set. One caller; it may cancel it."""
+        self._end = end = asyncio.get_running_loop().create_future()
+        if self.finished.is_set():
+            end.set_result(None)
+        return end
 
     async def ready(self, limit_s: float | None) -> bool:
         """Wait for an item or for the end; False where neither came within `limit_s`. One reader at a time: it costs
