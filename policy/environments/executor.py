@@ -133,7 +133,7 @@ class Executor:
     def pose(self, prompt: Prompt) -> PosedPrompt:
         """Return what a policy is shown of the prompt in round 1."""
         loop = self._loop(prompt, TextPlanner("", 0, None), 1)
-        situation = self._rounds(_NoWorkers()).situation(loop, 1)
+        situation = self._rounds(_NoWorkers()).situation(loop, 1, loop.planner)
         return PosedPrompt(prompt, situation, prompt_input(situation))
 
     async def run(

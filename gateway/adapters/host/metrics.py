@@ -6,6 +6,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -27,6 +28,7 @@ CAPS = ("cost", "calls", "tokens", "depth", "wall_s", "worker")
 DEGRADED = ("experience", "settle", "sticky", "vendor_state")
 OVERHEAD_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1)
 
+M = TypeVar("M", Counter, Histogram)
 Finished = Callable[[RolloutRecord, Sequence[RolloutRecord]], None]  # a request that ended, and the loops inside it
 
 
@@ -36,6 +38,7 @@ class PrometheusMetrics:
     def __init__(self, version: str = "unknown") -> None:
         self.registry = CollectorRegistry()
         self._listeners: list[Finished] = []
+        self._series: dict[tuple[object, ...], Any] = {}
         self._requests = self._counter("requests", "Requests, by policy and how they ended", "policy", "status")
         self._seconds = self._histogram("request_seconds", "From admission to the durable log", SECONDS, "policy")
         self._replies = self._counter("http_replies", "Replies of both listeners, refusals too", "route", "status")
@@ -186,56 +189,63 @@ class PrometheusMetrics:
         policy = record.policy_requested if record.policy_requested.startswith("baton") else "worker"
         policy = "baton/fixed" if policy.startswith("baton/fixed:") else policy.partition("@")[0]
         if record.policy_assigned:
-            self._policy_requests.labels(record.policy_assigned, _fate(record.fallback)).inc()
-        self._requests.labels(policy, record.status).inc()
-        self._seconds.labels(policy).observe((record.finished_us - record.created_us) / 1e6)
+            self._of(self._policy_requests, record.policy_assigned, _fate(record.fallback)).inc()
+        self._of(self._requests, policy, record.status).inc()
+        self._of(self._seconds, policy).observe((record.finished_us - record.created_us) / 1e6)
         self._overhead.observe(max(0.0, overhead_ms / 1000))
-        self._rounds.labels(policy).observe(len(record.rounds))
+        self._of(self._rounds, policy).observe(len(record.rounds))
         if record.stream and (first_us := max((step.first_byte_us or 0 for step in record.steps), default=0)):
-            self._first_token.labels(policy).observe(max(0, first_us - record.created_us) / 1e6)
+            self._of(self._first_token, policy).observe(max(0, first_us - record.created_us) / 1e6)
         for loop in (record, *children):
             self._looped(loop)
         for listener in self._listeners:
             listener(record, children)
         if record.fallback:
-            self._fallbacks.labels(record.fallback).inc()
+            self._of(self._fallbacks, record.fallback).inc()
         if record.capped:
-            self._capped.labels(record.capped).inc()
+            self._of(self._capped, record.capped).inc()
 
     def _looped(self, record: RolloutRecord) -> None:
         """Count the rounds and steps of one loop."""
         if record.depth:
-            self._child_loops.labels(str(record.depth)).inc()
+            self._of(self._child_loops, str(record.depth)).inc()
         for planned in record.rounds:
             if planned.planner == "conductor":
                 self._plan_seconds.observe((planned.finished_us - planned.started_us) / 1e6)
-                self._cost.labels("conductor").inc(planned.cost_nano / NANO_PER_USD)
+                self._of(self._cost, "conductor").inc(planned.cost_nano / NANO_PER_USD)
             if planned.refusal:
-                self._refusals.labels(planned.refusal).inc()
+                self._of(self._refusals, planned.refusal).inc()
             if planned.plan is not None:
                 planner = planned.planner.partition(":")[0]
-                self._plan_steps.labels(planner).observe(len(planned.plan.get("steps") or ()))
+                self._of(self._plan_steps, planner).observe(len(planned.plan.get("steps") or ()))
         for step in record.steps:
             self._stepped(step)
 
     def _stepped(self, step: StepRecord) -> None:
         """Count one step. What a step on `self` cost is counted with the steps of its own loop."""
-        self._steps.labels(step.worker, step.status).inc()
+        self._of(self._steps, step.worker, step.status).inc()
         if step.started_us:  # else it never began
-            self._step_seconds.labels(step.worker).observe(max(0, step.finished_us - step.started_us) / 1e6)
+            self._of(self._step_seconds, step.worker).observe(max(0, step.finished_us - step.started_us) / 1e6)
         for attempt in step.attempts:
-            self._attempts.labels(attempt.worker or step.worker, _outcome(attempt.error)).inc()
+            self._of(self._attempts, attempt.worker or step.worker, _outcome(attempt.error)).inc()
         if own := sum(attempt.worker is None for attempt in step.attempts):
-            self._retries.labels(step.worker).inc(own - 1)
+            self._of(self._retries, step.worker).inc(own - 1)
         if step.child_rollout_id is not None:
             return
-        self._cost.labels(step.worker).inc(step.cost_nano / NANO_PER_USD)
+        self._of(self._cost, step.worker).inc(step.cost_nano / NANO_PER_USD)
         for kind, tokens in {
             "prompt": step.prompt_tokens,
             "completion": step.completion_tokens,
             **{kind.removesuffix("_tokens"): tokens for kind, tokens in (step.usage_details or {}).items()},
         }.items():
-            self._tokens.labels(step.worker, kind).inc(tokens)
+            self._of(self._tokens, step.worker, kind).inc(tokens)
+
+    def _of(self, metric: M, *values: str) -> M:
+        """`metric.labels`, which takes a lock and makes texts. Not for metrics that forget series."""
+        series: M | None = self._series.get((metric, *values))
+        if series is None:
+            series = self._series[metric, *values] = metric.labels(*values)
+        return series
 
     def _code(self, code: str) -> str:
         """The code as the value of a label: one of at most CODES_MAX."""
@@ -248,10 +258,10 @@ class PrometheusMetrics:
 
     def replied(self, route: str, status: int, code: str | None, seconds: float) -> None:
         """Count a reply, and a refusal by its code."""
-        self._replies.labels(route, str(status)).inc()
-        self._http_seconds.labels(route).observe(seconds)
+        self._of(self._replies, route, str(status)).inc()
+        self._of(self._http_seconds, route).observe(seconds)
         if status >= 400:
-            self._refused.labels(str(status), self._code(code or "none")).inc()
+            self._of(self._refused, str(status), self._code(code or "none")).inc()
 
     def admitted(self, waited_s: float) -> None:
         """Observe how long a request waited for its admission."""
@@ -288,7 +298,7 @@ class PrometheusMetrics:
 
     def degraded(self, what: str) -> None:
         """Count a request that was served without an optional part."""
-        self._degraded.labels(what).inc()
+        self._of(self._degraded, what).inc()
 
     def bug(self, error: Exception) -> None:
         """Count and log an unexpected error."""

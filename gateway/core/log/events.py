@@ -57,7 +57,7 @@ def _random() -> bytes:
 
 def _dashed(value: int) -> str:
     text = f"{value:032x}"
-    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 Kind = Literal["hold", "dispatch", "settle", "rollout", "shadow"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any
 
 from gateway.core.money.amounts import usd_to_nano
@@ -32,21 +33,24 @@ class Caps:
     def narrow(self, limits: Mapping[str, Any]) -> Caps:
         """Return these caps, each lowered to the value in `limits` if that is lower. Raises BadRequest for an unknown
         name and for a value out of range."""
-        names = {field.name for field in fields(self)}
+        if not limits:
+            return self
         changes: dict[str, Any] = {}
         for name, value in limits.items():
-            if name not in names:
+            if name not in _NAMES:
                 raise BadRequest(
-                    f"caps.{name} is not a cap; send one of {', '.join(sorted(names))}", param=f"caps.{name}"
+                    f"caps.{name} is not a cap; send one of {', '.join(sorted(_NAMES))}", param=f"caps.{name}"
                 )
             changes[name] = min(getattr(self, name), _positive(name, value))
         return replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:
         """The caps as a JSON object, for records."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return dict(zip(_NAMES, _VALUES(self), strict=True))
 
 
+_NAMES = tuple(field.name for field in fields(Caps))
+_VALUES = attrgetter(*_NAMES)
 CAP_HEADERS = {
     "x-baton-max-cost-usd": "cost_nano",
     "x-baton-max-depth": "depth",

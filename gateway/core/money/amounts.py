@@ -123,7 +123,7 @@ def _decoded_bytes(body: Any, name: str) -> int:
 
 def _bytes(text: str) -> int:
     # JSON may contain a lone surrogate (`"\ud800"`), which strict UTF-8 refuses to encode.
-    return len(text.encode("utf-8", "surrogatepass"))
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def usd_to_nano(text: str | Decimal | int) -> int:

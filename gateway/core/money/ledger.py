@@ -29,6 +29,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal
 from urllib.parse import quote
 
@@ -52,6 +53,7 @@ _FIXES = {
 }
 WINDOWS = ("life", "month", "day")
 USER_DIGEST_CHARS = 32
+UNLIMITED = Allowance()
 _WINDOW = re.compile(r":(\d{4}-\d{2}(?:-\d{2})?)$")
 
 
@@ -163,7 +165,14 @@ def user_scope(owner: str, end_user: str | None) -> str:
 
 def windows(scope: str, now: datetime) -> tuple[str, str, str]:
     """A life scope with its windows for the month and the day of `now`."""
-    day = now.astimezone(UTC).date().isoformat()
+    return _windows(scope, _day(now))
+
+
+def _day(now: datetime) -> str:
+    return now.astimezone(UTC).date().isoformat()
+
+
+def _windows(scope: str, day: str) -> tuple[str, str, str]:
     return scope, f"{scope}:{day[:7]}", f"{scope}:{day}"
 
 
@@ -175,14 +184,15 @@ def window_of(scope: str) -> str:
 
 def scopes_of(who: Principal, end_user: str | None, now: datetime) -> tuple[Scope, ...]:
     """Every scope that a request of `who` is charged to, with its limit; at most twelve."""
-    org, key = org_scope(who.org), key_scope(who.public_id)
+    org, key, day = org_scope(who.org), key_scope(who.public_id), _day(now)
     scopes = [
-        *_windows_with_limits(org, who.organisation.allowance, now),
-        *_windows_with_limits(key, who.allowance, now),
+        *_windows_with_limits(org, who.organisation.allowance, day),
+        *_windows_with_limits(key, who.allowance, day),
     ]
     for owner, allowance in ((org, who.organisation.per_user), (key, who.per_user)):
-        user_windows = _windows_with_limits(user_scope(owner, end_user), allowance, now)
-        scopes += [scope for scope in user_windows if scope.limit_nano is not None]
+        if allowance != UNLIMITED:
+            user_windows = _windows_with_limits(user_scope(owner, end_user), allowance, day)
+            scopes += [scope for scope in user_windows if scope.limit_nano is not None]
     return tuple(scopes)
 
 
@@ -200,6 +210,7 @@ def _is_yesterday(window: str, now: datetime) -> bool:
     return window == f"{yesterday:%Y-%m-%d}"[: len(window)]
 
 
-def _windows_with_limits(scope: str, allowance: Allowance, now: datetime) -> list[Scope]:
+@lru_cache(maxsize=4096)
+def _windows_with_limits(scope: str, allowance: Allowance, day: str) -> tuple[Scope, ...]:
     limits = (allowance.life_nano, allowance.month_nano, allowance.day_nano)
-    return [Scope(name, limit) for name, limit in zip(windows(scope, now), limits, strict=True)]
+    return tuple(Scope(name, limit) for name, limit in zip(_windows(scope, day), limits, strict=True))

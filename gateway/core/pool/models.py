@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from gateway.core.pool.workers import JUDGE_URL, PYTHON_URL, WorkerSpec
@@ -102,8 +103,13 @@ _REGION = re.compile(r"^([a-z-]+\.)+")  # before the name with some vendors: `us
 
 def model_of(spec: WorkerSpec) -> Model:
     """What is known of a worker's model."""
-    name = _REGION.sub("", (spec.model or "").rpartition("/")[2].lower())
-    return next((model for model in MODELS if model.matches(name)), _UNKNOWN)
+    return _named(spec.model or "")
+
+
+@lru_cache(maxsize=1024)
+def _named(model: str) -> Model:
+    name = _REGION.sub("", model.rpartition("/")[2].lower())
+    return next((known for known in MODELS if known.matches(name)), _UNKNOWN)
 
 
 def takes_media_in_results(spec: WorkerSpec) -> bool:

@@ -137,15 +137,22 @@ class Price(FrozenModel):
     def worst(self, prompt_tokens: int, *, media: bool) -> tuple[int, int]:
         """The most that a million tokens of prompt and of reply may cost, in nano-dollars, of a prompt of up to so many
         tokens. `media`: whether the request has sound or images."""
-        rates = [price._rates_at_most(media=media) for start, price in self.tiers if prompt_tokens > start or not start]
+        if not self.above:
+            return self._rates_at_most[media]
+        rates = [price._rates_at_most[media] for start, price in self.tiers if prompt_tokens > start or not start]
         return max(rate for rate, _ in rates), max(rate for _, rate in rates)
 
-    def _rates_at_most(self, *, media: bool) -> tuple[int, int]:
-        prompt, reply = (
-            [rate for part, rate in rates.items() if media or part not in MEDIA_PARTS]
-            for rates in (self.prompt_part_rates, self.reply_part_rates)
-        )
-        return max(self.input_nano_per_mtok, *prompt, 0), max(self.output_nano_per_mtok, *reply, 0)
+    @cached_property
+    def _rates_at_most(self) -> Mapping[bool, tuple[int, int]]:
+        """The dearest rates of prompt and reply, by whether the request has media."""
+        found = {}
+        for media in (False, True):
+            prompt, reply = (
+                [rate for part, rate in rates.items() if media or part not in MEDIA_PARTS]
+                for rates in (self.prompt_part_rates, self.reply_part_rates)
+            )
+            found[media] = max(self.input_nano_per_mtok, *prompt, 0), max(self.output_nano_per_mtok, *reply, 0)
+        return found
 
     def _rates(self, parts: Mapping[str, str]) -> Mapping[str, int]:
         amounts = {part: getattr(self, name) for part, name in parts.items()}

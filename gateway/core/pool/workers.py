@@ -127,7 +127,7 @@ class WorkerSpec(FrozenModel):
         unset |= set() if self.price is not None and self.price.above else {"above"}
         return self.model_dump_json(exclude=left_out | ({"price": unset} if unset else {}))
 
-    @property
+    @cached_property
     def origin(self) -> str:
         """Identifies the vendor behind the worker: what a model of it hands out (signatures, encrypted reasoning), only
         models of the same origin can read. Two workers have one origin if they agree in kind, host and model family."""
@@ -136,7 +136,7 @@ class WorkerSpec(FrozenModel):
         parts = (self.kind, provider if rest else "", self.host, family[0] if family else rest)
         return hashlib.sha256("\n".join(parts).lower().encode()).hexdigest()[:12]
 
-    @property
+    @cached_property
     def host(self) -> str:
         """The host of the URL, with its port, in lower case; empty where there is no URL."""
         match = _HOST.match(self.url or "")
@@ -149,7 +149,8 @@ class WorkerSpec(FrozenModel):
 
     def __copy__(self) -> WorkerSpec:
         copy = super().__copy__()
-        copy.__dict__.pop("identity", None)  # a copy is made in order to change it
+        for name in ("identity", "origin", "host"):  # a copy is made in order to change it
+            copy.__dict__.pop(name, None)
         return copy
 
     @model_validator(mode="before")

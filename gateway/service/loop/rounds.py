@@ -7,7 +7,7 @@ while the plan is still being decoded. A step on `self` is the same loop one lev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from gateway.errors import (
 )
 from gateway.service.loop.calls import Calls, step_id
 from gateway.service.loop.checks import check_limits
+from gateway.service.loop.routers import FixedPlanner
 from gateway.service.loop.shown import replies_of, shown_worker
 from gateway.service.loop.state import EarlyStart, Loop, Planner, Situation, StepRun, child_record
 from gateway.service.loop.steps import StepRunner, replay
@@ -81,7 +82,7 @@ class Rounds:
         graph = _Graph(self._steps, loop, record, final=True)
         try:
             async with asyncio.timeout(loop.tree.deadline_s - self._clock.monotonic_s()):
-                last = await graph.run(planner, self.situation(loop, 1), self._clock.now_us)
+                last = await graph.run(planner, self.situation(loop, 1, planner), self._clock.now_us)
         except TimeoutError:
             raise DeadlineExceeded(f"no answer within {loop.caps.wall_s:g} s") from None
         finally:
@@ -118,7 +119,7 @@ class Rounds:
 
     async def _round(self, loop: Loop, number: int, final: bool) -> StepRun | None:
         """Plan and run one round. Returns the last step, or None for an empty plan."""
-        situation = self.situation(loop, number)
+        situation = self.situation(loop, number, loop.planner)
         record = self._planning(loop, loop.planner)
         graph = _Graph(self._steps, loop, record, final)
         try:
@@ -139,7 +140,7 @@ class Rounds:
         record = self._planning(loop, router)
         graph = _Graph(self._steps, loop, record, final)
         try:
-            last = await graph.run(router, self.situation(loop, number), self._clock.now_us)
+            last = await graph.run(router, self.situation(loop, number, router), self._clock.now_us)
         except PlanRefused as refused:
             record.refusal = refused.reason
             raise UpstreamError(
@@ -200,11 +201,11 @@ class Rounds:
 
     # ------------------------------------------------------------ what the policy is shown
 
-    def situation(self, loop: Loop, number: int) -> Situation:
-        """The situation from which a policy plans round `number`."""
+    def situation(self, loop: Loop, number: int, planner: Planner) -> Situation:
+        """The situation from which a policy plans round `number`. One that has its worker by name is shown nothing."""
         loops, boxes = loop.depth < loop.caps.depth, boxes_of(self._boxes, loop)
         offered = tuple(spec for spec in loop.workers if (spec.kind != "self" or loops) and boxes.get(spec.name) != ())
-        past, errors = loop.experience, self._errors
+        past, errors, named = loop.experience, self._errors, isinstance(planner, FixedPlanner)
         allowed = PlanLimits(
             handles=tuple(spec.handle for spec in offered),
             steps_max=loop.caps.steps,
@@ -216,9 +217,11 @@ class Rounds:
             pool=loop.record.pool_name,
             conversation=loop.conversation,
             workers=offered,
-            shown=tuple(shown_worker(x, past.get(x.name), boxes.get(x.name, ()), errors.get(x.name)) for x in offered),
+            shown=()
+            if named
+            else tuple(shown_worker(x, past.get(x.name), boxes.get(x.name, ()), errors.get(x.name)) for x in offered),
             experience=loop.experience,
-            replies=replies_of(loop),
+            replies=() if named else replies_of(loop),
             allowed=allowed,
             round=number,
             depth_left=loop.caps.depth - loop.depth,
@@ -231,7 +234,7 @@ class Rounds:
             quality=loop.quality,
             version=loop.version,
             rollout_id=loop.record.id if loop.depth == 0 else None,
-            request=self._shown_request(loop),
+            request=None if named else self._shown_request(loop),
             examples=loop.examples,
             warm=loop.warm,
         )
@@ -317,7 +320,7 @@ class _Graph:
         tasks: list[asyncio.Task[None]] = []
 
         def early(step: Step) -> None:
-            tasks.append(self._start(step, answers=False, last=False))
+            tasks.append(asyncio.create_task(self._start(step, answers=False, last=False)))
 
         self.record.allowed = situation.allowed.as_json()
         try:
@@ -325,8 +328,11 @@ class _Graph:
             self.record.plan, self.record.finished_us = plan.as_json(), self.record.finished_us or now_us()
             why = {"why": plan.why} if plan.why else {}
             self.loop.tell("planned", round=self.record.round, by=self.record.planner, steps=len(plan.steps), **why)
-            self._start_rest(plan, tasks)
-            await (tasks[0] if len(tasks) == 1 else asyncio.gather(*tasks))
+            if len(plan.steps) == 1 and not tasks:
+                await self._start(plan.steps[0], answers=plan.may_answer(0, self.first), last=True)
+            else:
+                self._start_rest(plan, tasks)
+                await asyncio.gather(*tasks)
         finally:
             if left := [task for task in tasks if not task.done()]:
                 for task in left:
@@ -362,9 +368,11 @@ class _Graph:
         started = len(tasks)
         for offset, step in enumerate(plan.steps[started:], start=started):
             answers = plan.may_answer(offset, self.first)
-            tasks.append(self._start(step, answers=answers, last=offset == len(plan.steps) - 1))
+            last = offset == len(plan.steps) - 1
+            tasks.append(asyncio.create_task(self._start(step, answers=answers, last=last)))
 
-    def _start(self, step: Step, *, answers: bool, last: bool) -> asyncio.Task[None]:
+    def _start(self, step: Step, *, answers: bool, last: bool) -> Coroutine[Any, Any, None]:
+        """Add a step. Returns what runs it."""
         spec = next(spec for spec in self.loop.workers if spec.handle == step.worker)
         index = len(self.loop.runs)
         record = StepRecord(
@@ -375,7 +383,7 @@ class _Graph:
         run = StepRun(index, step, spec, record, answers, streams, gates)
         self.loop.runs.append(run)
         self.loop.record.steps.append(record)
-        return asyncio.create_task(self.steps.run(self.loop, run, answers=answers, streams=streams))
+        return self.steps.run(self.loop, run, answers=answers, streams=streams)
 
 
 def _has_other_workers(loop: Loop) -> bool:
