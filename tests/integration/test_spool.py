@@ -149,6 +149,20 @@ async def test_acknowledging_marks_then_deletes(tmp_path: Path, monkeypatch: pyt
     await again.close()
 
 
+async def test_the_mark_lags_and_is_written_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MARK_S", 3_600.0)
+    spool = await Spool.open(tmp_path)
+    ends = []
+    for n in range(3):
+        await spool.append(an_event(n))
+        ends.append(spool.durable)
+        await spool.acknowledge(spool.durable)
+    assert segments.read_mark(tmp_path) == ends[0]
+    assert spool.acknowledged == ends[-1]
+    await spool.close()
+    assert segments.read_mark(tmp_path) == ends[-1]
+
+
 async def test_a_mark_that_cannot_be_written_frees_the_disk_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +172,7 @@ async def test_a_mark_that_cannot_be_written_frees_the_disk_all_the_same(
     monkeypatch.setattr(segments, "write_mark", failing(errno.ENOSPC))
     await spool.acknowledge(Position(2, 10))
     assert segments.numbers(tmp_path) == [2]
+    monkeypatch.setattr(segments, "MARK_S", 0.0)
     monkeypatch.setattr(segments, "write_mark", failing(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
         await spool.acknowledge(Position(2, 20))

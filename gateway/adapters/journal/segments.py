@@ -15,9 +15,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +35,7 @@ PAYLOAD_START = b'{"id":'  # the start of every event's canonical form
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _NAME = re.compile(r"^(\d{12})\.(log|bad)$")
 _MARK = "shipped"
+MARK_S = 1.0  # between two writes of the mark, which take four system calls that wait for the disk
 
 
 class Position(NamedTuple):
@@ -189,6 +192,30 @@ def read_mark(directory: Path) -> Position:
 def write_mark(directory: Path, mark: Position) -> None:
     """Replace the mark, durably, in one step."""
     write_atomic(directory / _MARK, json.dumps(mark._asdict(), sort_keys=True))
+
+
+class Mark:
+    """The mark of a journal, which may lag behind what was shipped."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._position = Position(0, 0)  # as written last
+        self._written_s = -math.inf
+
+    @property
+    def is_old(self) -> bool:
+        """Whether it was not written for MARK_S."""
+        return time.monotonic() - self._written_s >= MARK_S
+
+    def write(self, position: Position) -> None:
+        """Write it. Raises OSError."""
+        write_mark(self._directory, position)
+        self._position, self._written_s = position, time.monotonic()
+
+    def close(self, position: Position) -> None:
+        """Write it for the last time, where it lags behind. Raises OSError."""
+        if self._position < position:
+            self.write(position)
 
 
 @contextmanager

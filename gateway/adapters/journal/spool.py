@@ -114,12 +114,12 @@ class Spool:
         self._durable = self._acked = Position(0, 0)
         self._queue: deque[_Queued] = deque()
         self._queued_bytes = 0
-        self._closed = False
+        self._closed = self._no_space = False  # the latter of the latest commit
         self._broken: BaseException | None = None
         self._wake, self._grown, self._acks = asyncio.Event(), asyncio.Event(), asyncio.Condition()
         self._wanted = asyncio.Event()
         self._unshipped: deque[tuple[Position, float]] = deque()  # ends of commits, and when they came (monotonic s)
-        self._no_space = False  # of the latest commit
+        self._mark = segments.Mark(directory)
         self._writer: asyncio.Task[None] | None = None
 
     @classmethod
@@ -225,10 +225,10 @@ class Spool:
         else:
             self._durable, self._no_space = position, False
             self._sizes[position.segment] = position.offset
-            if not self._unshipped or time.monotonic() - self._unshipped[-1][1] > LAG_STEP_S:
-                self._unshipped.append((position, time.monotonic()))
-            else:  # counted as that commit, which is older
-                self._unshipped[-1] = (position, self._unshipped[-1][1])
+            came_s = time.monotonic()
+            if self._unshipped and came_s - self._unshipped[-1][1] <= LAG_STEP_S:
+                came_s = self._unshipped.pop()[1]  # counted as that commit, which is older
+            self._unshipped.append((position, came_s))
             self._grown.set()
             _settle(batch, None)
             self.watch.appended(sum(each.records for each in batch), len(blob), time.monotonic() - started)
@@ -273,6 +273,8 @@ class Spool:
             await asyncio.wait([self._writer])
             self._writer = None
             await self._in_thread(self._close_file)
+            with suppress(OSError):  # without the mark, records are shipped again
+                await self._in_thread(self._mark.close, self._acked)
             self._thread.shutdown()
             self._held.close()
 
@@ -338,9 +340,11 @@ class Spool:
         self._wanted.clear()
 
     async def acknowledge(self, position: Position) -> None:
-        """Everything before `position` is in PostgreSQL: store that durably, then delete the segments before it."""
+        """Everything before `position` is in PostgreSQL: store that durably, now and then, and before the segments in
+        front of it are deleted. After a crash, what is behind the mark is shipped again, which is harmless."""
         done = [number for number in self._sizes if number < position.segment]
-        await asyncio.to_thread(self._forget, position, done)
+        if done or self._mark.is_old:
+            await asyncio.to_thread(self._forget, position, done)
         for number in done:
             self._sizes.pop(number, None)
         async with self._acks:
@@ -352,7 +356,7 @@ class Spool:
 
     def _forget(self, mark: Position, done: list[int]) -> None:
         try:
-            segments.write_mark(self.directory, mark)
+            self._mark.write(mark)
         except OSError as error:
             # On a full disk the mark may only fit after shipped segments are deleted. Without it, what is left is
             # shipped again after a restart, which is harmless.
