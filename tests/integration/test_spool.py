@@ -59,7 +59,7 @@ async def test_a_slow_disk_does_not_stop_the_loop(tmp_path: Path, monkeypatch: p
         let_go.append(go.wait(BOUND_S))
 
     monkeypatch.setattr(os, "fdatasync", slow_sync)
-    appending = asyncio.create_task(spool.append(an_event()))
+    appending = asyncio.ensure_future(spool.append(an_event()))
     await until(syncing.is_set)  # in a thread of its own, or the loop would not get here
     assert not appending.done()
     go.set()
@@ -71,7 +71,7 @@ async def test_a_slow_disk_does_not_stop_the_loop(tmp_path: Path, monkeypatch: p
 async def test_a_cancelled_appender_does_not_lose_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = await Spool.open(tmp_path)
     monkeypatch.setattr(os, "fdatasync", then(os.fdatasync, lambda *_: time.sleep(0.05)))
-    tasks = [asyncio.create_task(spool.append(an_event(n))) for n in range(3)]
+    tasks = [asyncio.ensure_future(spool.append(an_event(n))) for n in range(3)]
     await asyncio.sleep(0)  # queued
     tasks[1].cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -101,7 +101,7 @@ async def test_each_start_writes_a_segment_of_its_own(tmp_path: Path) -> None:
 
 async def test_closing_writes_what_is_queued_and_refuses_the_rest(tmp_path: Path) -> None:
     spool = await Spool.open(tmp_path)
-    appending = [asyncio.create_task(spool.append(an_event(n))) for n in range(10)]
+    appending = [asyncio.ensure_future(spool.append(an_event(n))) for n in range(10)]
     await asyncio.sleep(0)
     await spool.close()
     await asyncio.gather(*appending)

@@ -95,9 +95,6 @@ class _Queued:
     written: asyncio.Future[None]
 
 
-def _ignore(_error: BaseException) -> None: ...
-
-
 class Spool:
     """Open with `Spool.open`. One per directory, one event loop."""
 
@@ -128,7 +125,7 @@ class Spool:
         directory: Path,
         limits: SpoolLimits | None = None,
         watch: LogWatch | None = None,
-        on_fatal: Callable[[BaseException], None] = _ignore,
+        on_fatal: Callable[[BaseException], None] = lambda error: None,
     ) -> Spool:
         """Lock the directory, cut a torn tail and open the last segment. Raises ConfigError if the directory is in
         use."""
@@ -164,16 +161,21 @@ class Spool:
 
     # ---------------------------------------------------------------- appending
 
-    async def append(self, *events: Event) -> None:
-        """Return once the events are durable, all or none of them. Cancelling the caller does not undo this. Raises
-        SpoolFull (queue, spool or disk), TooLarge, Unavailable (closed, or broken by an fsync error)."""
-        records = [segments.encode(canonical(event)) for event in events]
-        self._admit([len(record) for record in records], new_work=any(event.kind == "hold" for event in events))
+    def append(self, *events: Event) -> asyncio.Future[None]:
+        """Done once the events are durable, all or none of them. Cancelling it does not undo this. Raises SpoolFull
+        (queue, spool or disk), TooLarge, Unavailable (closed, or broken by an fsync error)."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Queued(b"".join(records), len(records), written))
-        self._queued_bytes += len(self._queue[-1].blob)
+        try:
+            records = [segments.encode(canonical(event)) for event in events]
+            self._admit([len(record) for record in records], new_work=any(event.kind == "hold" for event in events))
+        except Exception as error:  # boundary: whoever waits gets it
+            written.set_exception(error)
+            return written
+        blob = b"".join(records)
+        self._queue.append(_Queued(blob, len(records), written))
+        self._queued_bytes += len(blob)
         self._wake.set()
-        await written
+        return written
 
     def _admit(self, sizes: Sequence[int], *, new_work: bool) -> None:
         limits, size = self.limits, sum(sizes)
@@ -311,8 +313,7 @@ class Spool:
     async def read(self, position: Position, *, records_max: int, bytes_max: int) -> EventBatch:
         """Read records from `position` on, within one segment and the bounds; the batch is empty if there are none.
         Raises OSError if the disk cannot be read."""
-        start = self._readable(position)
-        if start is None:
+        if (start := self._readable(position)) is None:
             return EventBatch([], position)
         path, until = segments.segment_path(self.directory, start.segment), self._sizes[start.segment]
         chunk = await asyncio.to_thread(
@@ -368,8 +369,7 @@ class Spool:
     async def set_aside(self, position: Position) -> Position:
         """Rename the segment in which `position` is damaged to `.bad`; returns (and acknowledges) its end."""
         aside = await self._in_thread(self._set_aside, position.segment)
-        size = self._sizes.pop(position.segment)
-        lost = size - position.offset
+        lost = (size := self._sizes.pop(position.segment)) - position.offset
         log.error("journal segment damaged at byte %d, %d bytes kept aside in %s", position.offset, lost, aside)
         self.watch.damaged("corrupt", str(aside), lost)
         end = Position(position.segment, size)

@@ -141,6 +141,10 @@ class ChatRequest:
     hosted: HostedTools = NOTHING_HOSTED
     left_out: tuple[str, ...] = ()  # types of those that no worker has
     endpoint: Endpoint = "chat"  # requests of the others (core/openai/texts.py) have no messages and go to one worker
+    media: frozenset[str] = field(init=False, compare=False, repr=False)  # the kinds that the messages hold
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "media", media_kinds(self.messages))
 
     @property
     def output_tokens(self) -> int | None:
@@ -159,12 +163,12 @@ class ChatRequest:
         if self.endpoint != "chat":
             return frozenset(self.params.keys() - {"max_tokens"})
         adaptable = ("n", "max_tokens", "max_completion_tokens", *HINTS)
-        return media_kinds(self.messages) | (self.params.keys() - set(adaptable))
+        return self.media | (self.params.keys() - set(adaptable))
 
     @property
     def has_media(self) -> bool:
         """Whether sound, images or files are in the request, or wanted of the reply."""
-        return "modalities" in self.params or bool(media_kinds(self.messages))
+        return "modalities" in self.params or bool(self.media)
 
     @property
     def needs_model(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -271,8 +271,12 @@ class PoolFile(FrozenModel):
 
 def pool_hash(workers: tuple[WorkerSpec, ...]) -> str:
     """SHA-256, in hex, over the identities of the workers. A rollout names its pool by it."""
-    ordered = sorted(workers, key=lambda worker: worker.name)
-    return hashlib.sha256("\n".join(worker.identity for worker in ordered).encode()).hexdigest()
+    return _hash_of(tuple(worker.identity for worker in sorted(workers, key=lambda worker: worker.name)))
+
+
+@lru_cache(maxsize=256)
+def _hash_of(identities: tuple[str, ...]) -> str:
+    return hashlib.sha256("\n".join(identities).encode()).hexdigest()
 
 
 def _later_defaults(worker: WorkerSpec) -> set[str]:

@@ -5,7 +5,7 @@ A port names what a use case needs from outside; shapes, units and errors are th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -264,7 +264,7 @@ class RateLimits(Protocol):
 class Journal(Protocol):
     """The write-ahead journal on this host's disk."""
 
-    async def append(self, *events: Event) -> None:
+    def append(self, *events: Event) -> Awaitable[None]:
         """Return once the events are on disk, in this order, all or none of them (group fsync). Raises SpoolFull."""
         ...
 

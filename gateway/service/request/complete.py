@@ -131,8 +131,9 @@ class Completer:
         policies, principal, chat = self._policies, context.principal, context.chat
         asked = self._catalog.resolve(principal, chat.model, context.pool, chat.endpoint)
         choice = with_able_workers(asked, chat)
-        hosted = {kind for spec in choice.workers for kind in spec.hosted}
-        chat = replace(chat, left_out=tuple(kind for kind in chat.left_out if kind not in hosted))
+        if chat.left_out:
+            hosted = {kind for spec in choice.workers for kind in spec.hosted}
+            chat = replace(chat, left_out=tuple(kind for kind in chat.left_out if kind not in hosted))
         session = None if context.session is None else await self._sessions.enter(principal.public_id, context.session)
         caps = self._sessions.narrow(policies.caps.narrow(principal.caps).narrow(context.caps), session)
         if context.depth > caps.depth:
@@ -143,7 +144,8 @@ class Completer:
             self._metrics.dropped(len(chat.dropped))
         input_bound = input_tokens_bound(chat.messages, str(chat.params))
         choice, sizes = await self._fitter.fit(choice, chat, input_bound, caps, principal.log_mode)
-        choice = replace(choice, summarizers=self._rounds.summaries.workers(asked.workers, choice.workers))
+        if summarizers := self._rounds.summaries.workers(asked.workers, choice.workers):
+            choice = replace(choice, summarizers=summarizers)
         record = self._admission.record(context, choice, caps, session)
         async with self._counted(context) as entry:
             await self._rates.weigh(entry, input_bound // 4)
