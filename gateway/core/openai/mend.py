@@ -56,10 +56,14 @@ class Mender:
         choices = [choice for choice in body.get("choices") or () if isinstance(choice, Mapping)]
         return {**body, "choices": [self._mend_choice(choice) for choice in choices[: self._choices_max]]}
 
+    def wants(self, index: int) -> bool:
+        """Whether the choice of this index was asked for. A piece of its text needs no mending."""
+        return 0 <= index < self._choices_max
+
     def chunk(self, chunk: Mapping[str, Any]) -> dict[str, Any]:
         """One chunk of a stream, mended."""
         choices = [choice for choice in chunk.get("choices") or () if isinstance(choice, Mapping)]
-        own_choices = [choice for choice in choices if 0 <= _index(choice) < self._choices_max]
+        own_choices = [choice for choice in choices if self.wants(_index(choice))]
         return {**chunk, "choices": [self._piece(choice) for choice in own_choices]}
 
     # ------------------------------------------------------------ whole

@@ -189,6 +189,26 @@ def text_chunk(data: str) -> TextChunk | None:
         return None
 
 
+_CHUNK_FIELDS = frozenset(TextChunk.__struct_fields__) - {"usage"}
+_CHOICE_FIELDS = frozenset(TextChoice.__struct_fields__)
+
+
+def text_piece(chunk: Mapping[str, Any]) -> tuple[int, str] | None:
+    """(index of the choice, text) of a chunk that holds a piece of one choice's text and nothing else, such as
+    `TextChunk.as_json` makes; None for any other."""
+    choices = chunk.get("choices")
+    if not choices or len(choices) != 1 or not _CHUNK_FIELDS.issuperset(chunk):
+        return None
+    choice = choices[0]
+    delta = choice.get("delta")
+    if not delta or len(delta) != 1 or not _CHOICE_FIELDS.issuperset(choice):
+        return None
+    if choice.get("finish_reason") or choice.get("logprobs"):
+        return None
+    index, text = choice.get("index"), delta.get("content")
+    return (index, text) if type(index) is int and type(text) is str else None
+
+
 class ReplyBuilder:
     """Builds one completion body from chunks, so that the log holds a streamed reply in the same form as any other.
 
@@ -221,11 +241,15 @@ class ReplyBuilder:
 
     def add_text(self, choice: TextChoice) -> None:
         """`add`, of a choice that holds no more than text."""
-        built = self._choices.get(choice.index)
+        self.add_piece(choice.index, choice.delta.content)
+
+    def add_piece(self, index: int, text: str) -> None:
+        """`add`, of a piece of text."""
+        built = self._choices.get(index)
         if built is None:
-            built = self._choices[choice.index] = {"message": {"role": "assistant", "content": None}}
+            built = self._choices[index] = {"message": {"role": "assistant", "content": None}}
         message = built["message"]
-        message["content"] = (message["content"] or "") + choice.delta.content
+        message["content"] = (message["content"] or "") + text
 
     def about(self, chunk: Mapping[str, Any]) -> None:
         """Add a chunk's `service_tier` and `system_fingerprint`."""

@@ -26,7 +26,7 @@ from gateway.core.money.details import sum_details
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.mend import Mender
 from gateway.core.openai.options import custom_names
-from gateway.core.openai.reply import ReplyBuilder
+from gateway.core.openai.reply import ReplyBuilder, text_piece
 from gateway.core.openai.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
 from gateway.core.pool.identity import identity_in
 from gateway.core.pool.tools import Tool
@@ -163,12 +163,10 @@ class StepCall:
         size: PromptSize | None = None,
     ) -> None:
         self._calls, self._loop, self._run, self._body, self._saw = calls, loop, run, body, saw
-        self._counted = counted
-        self._counts = False  # whether the latest attempt counts against caps.calls
+        self._counted, self._counts = counted, False  # the latter: of the latest attempt, against caps.calls
         worst = worst_case(loop, run.spec, body, share, size or size_in_bytes(run.spec, body))
         self._worst, self._input_bound, self.lowered_by = worst.draw, worst.prompt_tokens_max, worst.lowered_by
-        self._open = False  # whether the worst case is drawn and not settled
-        self._started_us = 0
+        self._open, self._started_us = False, 0  # open: the worst case is drawn and not settled
         self._named: dict[str, str] = {}  # who the reply says that it is of
         self._latest: AttemptRecord | None = None
         self.collected = ReplyBuilder()
@@ -194,12 +192,8 @@ class StepCall:
                 try:
                     while chunk is not None:
                         usage = read_usage(chunk) or usage
-                        if self._mender is not None:
-                            chunk = self._mender.chunk(chunk)
-                        if chunk.get("choices"):
-                            self.collected.add(chunk["choices"])
-                            self.collected.about(chunk)
-                            await pass_on(chunk)
+                        if (mended := self._collect(chunk)).get("choices"):
+                            await pass_on(mended)
                         chunk = await anext(chunks, None)
                 except BaseException as error:  # boundary: only observed, for log and money; cancellation included
                     self._record_failure(error)
@@ -211,6 +205,18 @@ class StepCall:
         finally:
             usage = usage or (self._rough_usage() if self.collected.started else None)
             await self._settle_counted(usage, self.collected.body() if self.collected.started else {})
+
+    def _collect(self, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The chunk as the client gets it; it is added to the reply."""
+        piece = text_piece(chunk)
+        if piece is not None and (self._mender is None or self._mender.wants(piece[0])):
+            self.collected.add_piece(*piece)
+            return chunk
+        chunk = chunk if self._mender is None else self._mender.chunk(chunk)
+        if chunk.get("choices"):
+            self.collected.add(chunk["choices"])
+            self.collected.about(chunk)
+        return chunk
 
     # ------------------------------------------------------------ draw, announce, call, settle
 

@@ -306,8 +306,10 @@ class StepRunner:
             run.record.first_byte_us = run.record.first_byte_us or self._shared.clock.now_us()
             if loop.sink is None:
                 return
-            choices = [choice if shift is None else {**choice, "index": shift} for choice in chunk["choices"]]
-            choices = list(with_one_call({"choices": choices}, body)["choices"])
+            choices = chunk["choices"]
+            if shift is not None:
+                choices = [{**choice, "index": shift} for choice in choices]
+            choices = with_one_call({"choices": choices}, body)["choices"]
             if loop.shape is not None:
                 ends = [choice for choice in choices if choice.get("finish_reason")]
                 held.extend({"index": end.get("index", 0), "finish_reason": end["finish_reason"]} for end in ends)

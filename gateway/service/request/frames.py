@@ -16,7 +16,7 @@ from gateway.core.anthropic.events import MessageEvents
 from gateway.core.anthropic.reply import MessageHead, error_body
 from gateway.core.anthropic.request import MessageNames
 from gateway.core.money.amounts import nano_to_usd
-from gateway.core.openai.reply import DONE, chunk, sse, usage_json
+from gateway.core.openai.reply import DONE, chunk, json_bytes, sse, usage_json
 from gateway.core.openai.responses.events import Events
 from gateway.core.openai.responses.reply import Head
 from gateway.core.openai.responses.request import ParamNames
@@ -24,6 +24,8 @@ from gateway.core.openai.texts import text_chunk
 from gateway.core.openai.vendor import PROGRESS
 from gateway.service.request.running import ProgressNote, Running
 
+_TEXT = secrets.token_hex(16)  # stands for the text in a frame that others are made from
+_TEXT_JSON = json.dumps(_TEXT).encode()
 KEEP_ALIVE = b": baton is working\n\n"
 OBFUSCATION_BYTES = 16
 
@@ -98,6 +100,7 @@ class ChatFrames(Comments):
         self.begun = False
         self._running = running
         self._begun: set[int] = set()
+        self._around: dict[int, tuple[bytes, bytes, Mapping[str, str]]] = {}  # the text of a choice: frame, facts
         self._answers = False  # whether a piece of a worker's reply was sent
 
     def note(self, event: Mapping[str, Any]) -> list[bytes]:
@@ -116,6 +119,8 @@ class ChatFrames(Comments):
 
     def chunk(self, choices: Sequence[Mapping[str, Any]]) -> list[bytes]:
         """Frames for the choices of one worker chunk: role, delta and finish apart."""
+        if len(choices) == 1 and (frame := self._text_frame(choices[0])) is not None:
+            return [frame]
         frames: list[bytes] = []
         for choice in choices:
             index = choice.get("index", 0)
@@ -128,6 +133,23 @@ class ChatFrames(Comments):
             if choice.get("finish_reason"):
                 frames.append(self._frame([{"index": index, "delta": {}, "finish_reason": choice["finish_reason"]}]))
         return frames
+
+    def _text_frame(self, choice: Mapping[str, Any]) -> bytes | None:
+        """The frame of a piece of text in a choice that has begun: the frame before with another text. None for a
+        choice with more in it."""
+        index, delta = choice.get("index", 0), choice.get("delta")
+        if index not in self._begun or not delta or len(delta) != 1 or self._running.chat.obfuscate:
+            return None
+        text = delta.get("content")
+        if not isinstance(text, str) or not text or choice.get("logprobs") or choice.get("finish_reason"):
+            return None
+        around = self._around.get(index)
+        if around is None or around[2] != self._running.reply_facts:
+            whole = self._frame([{"index": index, "delta": {"content": _TEXT}}])
+            before, _, after = whole.partition(_TEXT_JSON)
+            around = self._around[index] = before, after, dict(self._running.reply_facts)
+        self._answers = True
+        return around[0] + json_bytes(text) + around[1]
 
     def end(self) -> list[bytes]:
         """The last frames, once the request is logged and settled."""

@@ -183,7 +183,10 @@ class Running:
 
     async def chunk(self, choices: Sequence[Mapping[str, Any]]) -> None:
         """Sink: pass choices on. Waits while the reader is QUEUE_CHUNKS_MAX chunks behind."""
-        await self._queue.put(choices)
+        if self._queue.full():
+            await self._queue.put(choices)
+        else:
+            self._queue.put_nowait(choices)
         self._wake()
 
     def about(self, reply: Mapping[str, Any]) -> None:
