@@ -7,9 +7,9 @@ been received is read without a wait, and the client's departure is a future: ne
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 UNUSUAL = (b"connection", b"transfer-encoding")  # headers that uvicorn's own `send` has rules for
@@ -25,7 +25,8 @@ class Incoming:
 
     async def __call__(self) -> Message:
         """The next message."""
-        return await self._cycle.receive()
+        message: Any = await self._cycle.receive()
+        return cast(Message, message)
 
     @property
     def is_whole(self) -> bool:
@@ -54,7 +55,7 @@ class Exchange:
         self._app: ASGIApp = app
         self._start: Message | None = None  # of the reply, until its first piece is there
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """ASGI."""
         await self._app(scope, self.incoming, self._send)
 
