@@ -115,7 +115,8 @@ class HttpWorkers:
             while (together := await chunks.next()) is not None:
                 for chunk in together:
                     if isinstance(chunk, TextChunk):
-                        reply.add_text(chunk.choices[0])
+                        choice = chunk.choices[0]
+                        reply.add_text(choice.index, choice.delta.content)
                     else:
                         reply.add(chunk["choices"])
                         reply.about(chunk)
@@ -239,10 +240,11 @@ class StreamTally:
         self._usage: Usage | None = None
         self.text_bytes = 0
         self._head: dict[str, Any] = dict(HEAD)
+        self._text: TextChunk | None = None  # the latest chunk, where it holds nothing but text
 
     def add(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         """Count a chunk. Returns its part of the reply, without the usage, which comes at the end; or None."""
-        head = self._head
+        head = self._named()
         for key in HEAD:
             if key in chunk:
                 head[key] = chunk[key]
@@ -257,8 +259,7 @@ class StreamTally:
 
     def add_text(self, chunk: TextChunk) -> None:
         """`add`, of a chunk that holds nothing but text."""
-        head, text = self._head, chunk.choices[0].delta.content
-        head["id"], head["created"], head["model"] = chunk.id, chunk.created, chunk.model
+        self._text, text = chunk, chunk.choices[0].delta.content
         self.text_bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
     def end(self, call: WorkerCall, body: Mapping[str, Any], request_bytes: int) -> tuple[dict[str, Any], Usage]:
@@ -266,7 +267,14 @@ class StreamTally:
         if not (self.done or self._finished):
             raise UpstreamProtocol("the worker's stream ended before its reply was complete")
         usage = billed_usage(self._usage, body, request_bytes, self.text_bytes, call.worker.context_tokens)
-        return {**self._head, "model": self._head["model"] or call.worker.model}, usage
+        head = self._named()
+        return {**head, "model": head["model"] or call.worker.model}, usage
+
+    def _named(self) -> dict[str, Any]:
+        if (text := self._text) is not None:
+            self._head |= {"id": text.id, "created": text.created, "model": text.model}
+            self._text = None
+        return self._head
 
 
 def last_chunk(head: Mapping[str, Any], usage: Usage) -> dict[str, Any]:
@@ -297,8 +305,7 @@ class WorkerStream:
         UpstreamError, for a chunk after those before it."""
         if self._error is not None:
             raise self._error
-        events = await self._events.next()
-        if events is None:
+        if (events := await self._events.next()) is None:
             return None
         chunks: list[dict[str, Any] | TextChunk] = []
         try:

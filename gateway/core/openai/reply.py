@@ -217,6 +217,7 @@ class ReplyBuilder:
 
     def __init__(self) -> None:
         self._choices: dict[int, dict[str, Any]] = {}
+        self._pieces: dict[int, list[str]] = {}  # texts that follow the content of a choice: joined once
         self._facts: dict[str, Any] = {}
 
     @property
@@ -231,6 +232,7 @@ class ReplyBuilder:
 
     def add(self, chunk_choices: Sequence[Mapping[str, Any]]) -> None:
         """Add the choices of one chunk."""
+        self._join()
         for choice in chunk_choices:
             built = self._choices.setdefault(_index(choice, 0), {"message": {"role": "assistant", "content": None}})
             _merge_message(built["message"], _mapping(choice.get("delta")))
@@ -239,17 +241,13 @@ class ReplyBuilder:
             if choice.get("finish_reason"):
                 built["finish_reason"] = choice["finish_reason"]
 
-    def add_text(self, choice: TextChoice) -> None:
+    def add_text(self, index: int, text: str) -> None:
         """`add`, of a choice that holds no more than text."""
-        self.add_piece(choice.index, choice.delta.content)
-
-    def add_piece(self, index: int, text: str) -> None:
-        """`add`, of a piece of text."""
-        built = self._choices.get(index)
-        if built is None:
-            built = self._choices[index] = {"message": {"role": "assistant", "content": None}}
-        message = built["message"]
-        message["content"] = (message["content"] or "") + text
+        pieces = self._pieces.get(index)
+        if pieces is None:
+            self._choices.setdefault(index, {"message": {"role": "assistant", "content": None}})
+            pieces = self._pieces[index] = []
+        pieces.append(text)
 
     def about(self, chunk: Mapping[str, Any]) -> None:
         """Add a chunk's `service_tier` and `system_fingerprint`."""
@@ -257,9 +255,17 @@ class ReplyBuilder:
 
     def body(self) -> dict[str, Any]:
         """The completion so far."""
+        self._join()
         return self._facts | {
             "choices": [{"index": index, **choice} for index, choice in sorted(self._choices.items())]
         }
+
+    def _join(self) -> None:
+        for index, pieces in self._pieces.items():
+            if pieces:
+                message = self._choices[index]["message"]
+                message["content"] = (message["content"] or "") + "".join(pieces)
+                pieces.clear()
 
 
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning")

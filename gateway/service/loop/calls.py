@@ -210,7 +210,7 @@ class StepCall:
         """The chunk as the client gets it; it is added to the reply."""
         piece = text_piece(chunk)
         if piece is not None and (self._mender is None or self._mender.wants(piece[0])):
-            self.collected.add_piece(*piece)
+            self.collected.add_text(*piece)
             return chunk
         chunk = chunk if self._mender is None else self._mender.chunk(chunk)
         if chunk.get("choices"):

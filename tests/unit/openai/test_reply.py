@@ -294,16 +294,15 @@ def test_chunks_of_text_make_the_same_reply_in_the_short_way(pieces: list[tuple[
         read = text_chunk(json.dumps(body))
         assert read is not None
         assert read.as_json() == body
-        short.add_text(read.choices[0])
+        short.add_text(index, text)
         long.add(body["choices"])
     assert short.body() == long.body()
 
 
 def test_the_short_way_goes_on_after_other_chunks() -> None:
-    built, read = ReplyBuilder(), text_chunk(json.dumps(TEXT_CHUNK))
-    assert read is not None
+    built = ReplyBuilder()
     built.add([{"index": 0, "delta": {"role": "assistant", "content": None}}])
-    built.add_text(read.choices[0])
+    built.add_text(0, "é")
     built.add([{"index": 0, "delta": {"content": "!"}, "finish_reason": "stop"}])
     (choice,) = built.body()["choices"]
     assert choice == {"index": 0, "message": {"role": "assistant", "content": "é!"}, "finish_reason": "stop"}
