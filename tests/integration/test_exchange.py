@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.edge.exchange import Incoming
+from gateway.api.edge.exchange import ClientMessages
 from gateway.api.edge.stack import unless_gone
 from gateway.cli.process.listeners import BoundedProtocol, Listener, bind
 from tests.waiting import BOUND_S
@@ -42,7 +42,7 @@ class App:
         self.holds = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert isinstance(receive, Incoming)
+        assert isinstance(receive, ClientMessages)
         self.was_whole.append(receive.is_whole)
         if self.holds:
             await unless_gone(receive, asyncio.Event().wait(), self.left.set)

@@ -27,7 +27,7 @@ def piece(text: str, **more: Any) -> dict[str, Any]:
     return {"index": 0, "delta": {"content": text}} | more
 
 
-def said(made: list[bytes]) -> list[dict[str, Any]]:
+def bodies(made: list[bytes]) -> list[dict[str, Any]]:
     return [json.loads(frame.removeprefix(b"data: ")) for frame in made]
 
 
@@ -37,9 +37,9 @@ def test_a_piece_of_text_is_framed_as_any_other_chunk(texts: list[str], include_
     for text in texts:
         long, _ = frames(include_usage=include_usage)
         long.chunk([piece("begins")])
-        whole = said(long.chunk([piece(text, logprobs={"content": []})]))
+        whole = bodies(long.chunk([piece(text, logprobs={"content": []})]))
         whole[0]["choices"][0]["logprobs"] = None
-        assert said(short.chunk([piece(text)]))[-1:] == whole
+        assert bodies(short.chunk([piece(text)]))[-1:] == whole
 
 
 def test_half_a_surrogate_pair_stays_an_escape() -> None:
@@ -54,20 +54,20 @@ def test_facts_that_come_late_are_in_the_frames_after_them() -> None:
     short.chunk([piece("a")])
     short.chunk([piece("b")])
     running.reply_facts = {"system_fingerprint": "fp"}
-    assert said(short.chunk([piece("c")]))[0]["system_fingerprint"] == "fp"
+    assert bodies(short.chunk([piece("c")]))[0]["system_fingerprint"] == "fp"
 
 
 def test_each_choice_has_frames_of_its_own() -> None:
     short, _ = frames()
     for index in (0, 1, 0, 1):
-        made = said(short.chunk([piece(f"text {index}") | {"index": index}]))
+        made = bodies(short.chunk([piece(f"text {index}") | {"index": index}]))
         assert made[-1]["choices"][0]["index"] == index
         assert made[-1]["choices"][0]["delta"] == {"content": f"text {index}"}
 
 
 def test_padding_is_new_in_each_frame() -> None:
     short, _ = frames(obfuscate=True)
-    made = [said(short.chunk([piece("a")]))[-1]["obfuscation"] for _ in range(8)]
+    made = [bodies(short.chunk([piece("a")]))[-1]["obfuscation"] for _ in range(8)]
     assert len(set(made)) > 1
 
 
@@ -75,7 +75,7 @@ CHUNK = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m
 
 
 @pytest.mark.parametrize(
-    ("chunk", "found"),
+    ("chunk", "piece_of_it"),
     [
         (CHUNK | {"choices": [piece("a")]}, (0, "a")),
         (CHUNK | {"choices": [piece("a", finish_reason=None, logprobs=None)]}, (0, "a")),
@@ -92,5 +92,5 @@ CHUNK = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m
         (CHUNK, None),
     ],
 )
-def test_only_a_chunk_of_nothing_but_text_takes_the_short_way(chunk: dict[str, Any], found: object) -> None:
-    assert text_piece(chunk) == found
+def test_only_a_chunk_of_nothing_but_text_takes_the_short_way(chunk: dict[str, Any], piece_of_it: object) -> None:
+    assert text_piece(chunk) == piece_of_it

@@ -194,7 +194,7 @@ def write_mark(directory: Path, mark: Position) -> None:
     write_atomic(directory / _MARK, json.dumps(mark._asdict(), sort_keys=True))
 
 
-class Mark:
+class ShippedMark:
     """The mark of a journal, which may lag behind what was shipped."""
 
     def __init__(self, directory: Path) -> None:

@@ -116,7 +116,7 @@ class Spool:
         self._wake, self._grown, self._acks = asyncio.Event(), asyncio.Event(), asyncio.Condition()
         self._wanted = asyncio.Event()
         self._unshipped: deque[tuple[Position, float]] = deque()  # ends of commits, and when they came (monotonic s)
-        self._mark = segments.Mark(directory)
+        self._mark = segments.ShippedMark(directory)
         self._writer: asyncio.Task[None] | None = None
 
     @classmethod

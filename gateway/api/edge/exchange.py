@@ -16,7 +16,7 @@ UNUSUAL = (b"connection", b"transfer-encoding")  # headers that uvicorn's own `s
 BODILESS_STATUSES = (204, 304)
 
 
-class Incoming:
+class ClientMessages:
     """ASGI's `receive` of one request."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
@@ -47,17 +47,17 @@ class Incoming:
 
 
 class Exchange:
-    """The application for one request: `incoming` is what it receives."""
+    """The application for one request: `receiver` is what it receives."""
 
     def __init__(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self.incoming = Incoming(cycle)
+        self.receiver = ClientMessages(cycle)
         self._cycle = cycle
         self._app: ASGIApp = app
         self._start: Message | None = None  # of the reply, until its first piece is there
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """ASGI."""
-        await self._app(scope, self.incoming, self._send)
+        await self._app(scope, self.receiver, self._send)
 
     async def _send(self, message: Any) -> None:
         start, self._start = self._start, None

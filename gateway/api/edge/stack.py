@@ -20,7 +20,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.edge.access import Accesses, note_error
-from gateway.api.edge.exchange import Incoming
+from gateway.api.edge.exchange import ClientMessages
 from gateway.api.edge.places import RequestPlace, RequestPlaces, overloaded
 from gateway.core.anthropic.reply import VERSION_HEADER, error_body, error_status
 from gateway.core.log.events import random_hex
@@ -283,7 +283,7 @@ class _Body:
     async def next(self) -> bytes:
         """The next piece, which may be empty. Raises TooLarge, BodyTooSlow, ClientLeft."""
         pace = self._pace
-        if isinstance(self._receive, Incoming) and self._receive.is_whole:
+        if isinstance(self._receive, ClientMessages) and self._receive.is_whole:
             message = await self._receive()
         else:
             message = await self._within(pace)
@@ -347,7 +347,7 @@ async def never_gone() -> Message:
 async def unless_gone(receive: Receive, work: Awaitable[T], leave: Callable[[], None]) -> T | None:
     """The result of `work`; None where the client left first: then `leave` is called and `work` is cancelled."""
     working = asyncio.ensure_future(work)
-    leaving = receive.departure() if isinstance(receive, Incoming) else asyncio.ensure_future(gone(receive))
+    leaving = receive.departure() if isinstance(receive, ClientMessages) else asyncio.ensure_future(gone(receive))
     either = asyncio.get_running_loop().create_future()
 
     def wake(_: object) -> None:

@@ -156,7 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._forget_linger()
         super().connection_lost(exc)
         if self._exchange is not None:
-            self._exchange.incoming.leave()
+            self._exchange.receiver.leave()
 
     def _enter(self, state: State) -> None:
         self._state = state

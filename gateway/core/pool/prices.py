@@ -145,14 +145,14 @@ class Price(FrozenModel):
     @cached_property
     def _rates_at_most(self) -> Mapping[bool, tuple[int, int]]:
         """The dearest rates of prompt and reply, by whether the request has media."""
-        found = {}
+        rates_of = {}
         for media in (False, True):
             prompt, reply = (
                 [rate for part, rate in rates.items() if media or part not in MEDIA_PARTS]
                 for rates in (self.prompt_part_rates, self.reply_part_rates)
             )
-            found[media] = max(self.input_nano_per_mtok, *prompt, 0), max(self.output_nano_per_mtok, *reply, 0)
-        return found
+            rates_of[media] = max(self.input_nano_per_mtok, *prompt, 0), max(self.output_nano_per_mtok, *reply, 0)
+        return rates_of
 
     def _rates(self, parts: Mapping[str, str]) -> Mapping[str, int]:
         amounts = {part: getattr(self, name) for part, name in parts.items()}

@@ -192,8 +192,8 @@ class StepCall:
                 try:
                     while chunk is not None:
                         usage = read_usage(chunk) or usage
-                        if (mended := self._collect(chunk)).get("choices"):
-                            await pass_on(mended)
+                        if (clean := self._collect(chunk)).get("choices"):
+                            await pass_on(clean)
                         chunk = await anext(chunks, None)
                 except BaseException as error:  # boundary: only observed, for log and money; cancellation included
                     self._record_failure(error)
