@@ -1,4 +1,4 @@
-"""LangChain's standard tests for chat models, over both of OpenAI's APIs. They need the package `langchain-tests`."""
+"""LangChain's standard tests for chat models, over both of OpenAI's APIs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 from langchain_openai import ChatOpenAI
+from langchain_tests import integration_tests as standard
 
 from tests.clients.conftest import Facts
 from tests.clients.test_openresponses import HEART
-
-standard = pytest.importorskip("langchain_tests.integration_tests", reason="langchain-tests is not installed")
-
 
 FILES = {  # what the tests download: the smallest of each kind
     "png": HEART.partition(",")[2],
