@@ -394,6 +394,20 @@ async def test_too_many_requests_never_fail_a_line_and_a_broken_worker_does(
     assert len(server.asked) == len(busy) + ATTEMPTS_MAX
 
 
+@pytest.mark.parametrize(("code", "attempts"), [("conversation_locked", 9), ("conflict", ATTEMPTS_MAX)])
+async def test_a_line_waits_for_its_conversation_and_for_no_other_conflict(
+    batches: PostgresBatches, files: PostgresFiles, monkeypatch: pytest.MonkeyPatch, code: str, attempts: int
+) -> None:
+    monkeypatch.setattr("gateway.service.batches.run.DELAY_S_MAX", 0.01)
+    await open_batch(batches, lines=1)
+    conflicts = [LineReply(409, "req_1", {"error": {"code": code}}, 0.01)] * 8
+    server = ScriptedLines([*conflicts, LineReply(200, "req_2", {"usage": {}})])
+    async with running(batches, files, server):
+        batch = await ended(batches)
+    assert batch.counts == ((1, 1, 0) if code == "conversation_locked" else (1, 0, 1))
+    assert len(server.asked) == attempts
+
+
 async def test_lines_of_a_revoked_key_fail(batches: PostgresBatches, files: PostgresFiles) -> None:
     await batches.create(a_batch(key_id=OTHER_KEY), 9)
     await batches.claim(RUNNERS[0], HOUR_S)

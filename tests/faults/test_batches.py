@@ -208,6 +208,36 @@ async def test_responses_run_in_a_batch_too(here: Site) -> None:
         assert (await sdk.responses.retrieve(response.id)).output_text == response.output_text
 
 
+async def test_lines_of_one_conversation_are_served_one_after_another(here: Site) -> None:
+    serving, most = 0, 0
+
+    async def slow(upstream: Upstream, bill: Bill) -> Reply:
+        nonlocal serving, most
+        serving += 1
+        most = max(most, serving)
+        await asyncio.sleep(0.5)
+        serving -= 1
+        return await good(upstream, bill)
+
+    here.upstream.behave = slow
+    gateway = await here.gateway()
+    await here.new_key()
+    async with sdk_of(here, gateway) as sdk:
+        conversation = (await sdk.conversations.create()).id
+        body = {"model": "alpha", "conversation": conversation, "max_output_tokens": 16}
+        turn = {"method": "POST", "url": "/v1/responses"}
+        turns = [{**turn, "custom_id": f"t{n}", "body": {**body, "input": f"turn {n}"}} for n in range(5)]
+        done = await ended(sdk, await made(sdk, turns))
+        assert done.request_counts is not None
+        assert done.request_counts.model_dump() == {"completed": 5, "failed": 0, "total": 5}
+        assert most == 1
+        items = [item async for item in sdk.conversations.items.list(conversation, order="asc")]
+        texts = [str(item.model_dump()["content"][0]["text"]) for item in items]
+        assert sorted(texts[::2]) == [f"turn {n}" for n in range(5)]  # each is followed by its own reply
+        sizes = sorted(len(bill.body["messages"]) for bill in here.upstream.bills)
+        assert sizes == [1, 3, 5, 7, 9]  # a turn has every one before it
+
+
 async def test_a_cancelled_batch_sends_no_further_line_and_has_what_was_done(here: Site) -> None:
     gate = asyncio.Event()
 

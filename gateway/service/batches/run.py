@@ -2,7 +2,8 @@
 
 Lines yield to live requests. One gateway serves at most `lines_max` lines at the same time, and one less for each live
 request; at least one, as long as live requests fill less than half of the gateway's places. A worker's or a gateway's
-"too many requests" puts a line off, and never fails it before its batch's time is over.
+"too many requests" puts a line off, and never fails it before its batch's time is over. Nor does a conversation that
+another turn has, which may be a line of the same batch: such lines are served one after another.
 
 After a kill, the claims of the dead process run out with their lease, and this runner or another takes the lines. A
 line whose result is stored is never served again. A line that was being served is: its first attempt stays in the
@@ -22,12 +23,12 @@ from gateway.core.log.events import random_hex
 from gateway.core.money.ledger import Scope
 from gateway.core.openai.batches.lines import CANCELLED, EXPIRED, InputReader, body_of, replied
 from gateway.core.openai.batches.objects import BatchLine, LineResult, OpenBatch, Status
-from gateway.errors import BatonError, NotFound
+from gateway.errors import BatonError, ConversationLocked, NotFound
 from gateway.service.ports.batches import BatchStore, FileStore, LineReply, LineServer, LiveRequests
 from gateway.service.ports.request import Clock
 
 log = logging.getLogger("gateway.batches")
-ATTEMPTS_MAX = 4  # of a line that a worker fails; "too many requests" does not count
+ATTEMPTS_MAX = 4  # of a line that a worker fails; one that could not be begun does not count
 DELAY_S, DELAY_S_MAX = 2.0, 60.0
 RENEWALS = 3  # in the time of one lease
 STORE_PAUSE_S = 1.0
@@ -201,7 +202,7 @@ class BatchRunner:
         try:
             reply = await self._reply(line)
             if (delay_s := self._delay_s(line, reply)) is not None:
-                counts = reply.status not in (429, 503)
+                counts = not _is_turned_away(reply)
                 await self._insist(lambda: self._store.postpone(line, self._id, delay_s, counts=counts))
                 return
             result = replied(line, reply.status, reply.request_id, reply.body)
@@ -222,7 +223,7 @@ class BatchRunner:
 
     def _delay_s(self, line: BatchLine, reply: LineReply) -> float | None:
         """Seconds until the line is served again; None: this reply is its result."""
-        if reply.retry_after_s is None or (reply.status not in (429, 503) and line.attempts + 1 >= ATTEMPTS_MAX):
+        if reply.retry_after_s is None or (not _is_turned_away(reply) and line.attempts + 1 >= ATTEMPTS_MAX):
             return None
         return min(DELAY_S_MAX, max(reply.retry_after_s, DELAY_S * float(2**line.attempts)))
 
@@ -254,6 +255,14 @@ class BatchRunner:
 
     def _now_s(self) -> int:
         return int(self._clock.now().timestamp())
+
+
+def _is_turned_away(reply: LineReply) -> bool:
+    """Whether the line was not begun: there was no place for it, or another turn has its conversation."""
+    if reply.status != ConversationLocked.status:
+        return reply.status in (429, 503)
+    error = reply.body.get("error") if isinstance(reply.body, dict) else None
+    return isinstance(error, dict) and error.get("code") == ConversationLocked.code
 
 
 def _ending(batch: OpenBatch, *, done: bool) -> tuple[Status, tuple[str, str] | None]:
