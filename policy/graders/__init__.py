@@ -1,6 +1,7 @@
 """Graders: is a reply right? One entry, `grade`; every grader is versioned, and its version goes with each outcome.
 
-A changed grader gets a new version; outcomes keep theirs.
+A changed grader gets a new version; outcomes keep theirs. `numeric@2` reads a fraction at the end of a
+sentence (`75/4.`), which `numeric@1` took for no number.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _pure(compare: Callable[[Any, str], Judged]) -> Callable[[Any, str, Tools], 
 
 GRADERS: Mapping[str, Grader] = {
     "exact": Grader("1", texts.exact_reference, _pure(texts.exact)),
-    "numeric": Grader("1", texts.numeric_reference, _pure(texts.numeric)),
+    "numeric": Grader("2", texts.numeric_reference, _pure(texts.numeric)),
     "choice": Grader("1", texts.choice_reference, _pure(texts.choice)),
     "regex": Grader("1", programs.regex_reference, programs.regex),
     "json_schema": Grader("1", programs.schema_reference, programs.json_schema),

@@ -95,13 +95,13 @@ class Grading:
         return len(lent)
 
     async def _grade(self, one: Waiting) -> None:
-        name, _, version = one.grader.partition("@")
+        name = one.grader.partition("@")[0]  # at today's version: the one that was asked for may be gone meanwhile
         text = None if one.reply is None or one.status != "done" else reply_text(one.reply)
         if not text:
             await self._store.ungraded(one, f"there is no text to grade: the request ended {one.status}")
             return
         try:
-            result = await grade(name, one.reference, text, version=version or None, tools=self._tools())
+            result = await grade(name, one.reference, text, tools=self._tools())
         except GraderFailed as error:
             await self._again(one, str(error))
         except GraderError as error:

@@ -262,7 +262,7 @@ def _text_of(messages: Sequence[Mapping[str, Any]]) -> str:
 def _of_request(request: StoredRequest, judge: str | None) -> RecordQuestion | None:
     """None where its grader cannot use its reference."""
     messages = tuple(dict(one) for one in request.messages)
-    grader, reference = request.tags.get("grader", ""), request.tags.get("reference")
+    grader, reference = request.tags.get("grader", "").partition("@")[0], request.tags.get("reference")
     try:
         grading, right = _grading(request.id, grader, reference if grader else None, question_text(messages), judge)
     except ConfigError:

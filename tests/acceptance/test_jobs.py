@@ -69,7 +69,7 @@ def graded(gateway: Gateway, rollout_id: str) -> dict[str, Any]:
 
 def test_a_request_that_names_its_grader_has_its_outcome_within_seconds(gateway: Gateway) -> None:
     graded(gateway, ask(gateway, grader="exact", reference="x").headers["x-baton-rollout-id"])  # the worker is up
-    reply = ask(gateway, grader="numeric@1", reference="51,000")
+    reply = ask(gateway, grader="numeric@2", reference="51,000")
     began_s = time.monotonic()
     found = graded(gateway, reply.headers["x-baton-rollout-id"])
     assert time.monotonic() - began_s < GRADED_S_MAX * SLACK
@@ -77,7 +77,7 @@ def test_a_request_that_names_its_grader_has_its_outcome_within_seconds(gateway:
     text = reply.json()["choices"][0]["message"]["content"]
     expected = asyncio.run(grade("numeric", "51,000", text))
     assert (outcome["kind"], outcome["value"]) == ("number", expected.value)
-    assert (outcome["source"], outcome["grader_version"]) == ("grader", "numeric@1")
+    assert (outcome["source"], outcome["grader_version"]) == ("grader", "numeric@2")
     (grading,) = found["gradings"]
     assert (grading["state"], grading["outcome_id"]) == ("graded", outcome["id"])
     assert grading["detail"] == expected.detail

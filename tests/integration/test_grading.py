@@ -20,7 +20,7 @@ from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.jobs import GradingStore
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import gradings
-from policy.graders import Tools
+from policy.graders import Tools, versions
 from policy.jobs.grading import ATTEMPTS_MAX, BATCH, Grading, JudgeSettings, judge_tools
 from tests.records import a_rollout, rollout_event
 from tests.upstreams.openai import OpenAI
@@ -59,7 +59,8 @@ async def due(engine: AsyncEngine) -> None:
 @pytest.mark.parametrize(
     ("grader", "reference", "said", "value"),
     [
-        ("numeric@1", "18.90", "so: $18.90", 1.0),
+        ("numeric@1", "18.90", "so: $18.90", 1.0),  # asked before that grader changed
+        ("numeric", "75/4", "Answer: 75/4.", 1.0),
         ("numeric", "18.90", "so: $18.95", 0.0),
         ("exact", "new york city", "**New York City**", 1.0),
         ("choice", "B", "The answer is (B).", 1.0),
@@ -73,7 +74,7 @@ async def test_a_reply_gets_the_outcome_its_request_asked_for(
     rollout = await asked(pg_engine, grader, reference, said)
     assert await Grading(GradingStore(pg_engine)).round() == 1
     name = grader.partition("@")[0]
-    assert await outcomes(pg_engine, rollout) == [("number", value, "grader", f"{name}@1", "key1")]
+    assert await outcomes(pg_engine, rollout) == [("number", value, "grader", f"{name}@{versions()[name]}", "key1")]
     assert (await grading(pg_engine, rollout)).state == "graded"
     async with pg_engine.connect() as connection:
         learned = (await connection.execute(text("SELECT DISTINCT success FROM experience"))).scalars().all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from gateway.core.money.amounts import usd_to_nano
 from gateway.errors import ConfigError, Unavailable
+from policy.dataset.read import StoredRequest
 from policy.environments import cached
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.simulated import tool_reply
@@ -18,6 +19,9 @@ from policy.gate import injection
 from policy.gate.report import GateReport, write
 from policy.gate.run import drop_partial, gate
 from policy.gate.scene import GateScene
+from policy.gate.traffic.asking import fault_of
+from policy.graders import versions
+from policy.record.questions import _of_request
 from tests.integration.test_api import Served, served
 from tests.policy.environments import SUMS, WORDS, lines, recorded
 from tests.policy.test_environments_live import kit_for
@@ -180,6 +184,21 @@ async def test_a_worker_that_dies_in_the_middle_is_one_line_and_the_gate_goes_on
         await bench.gate("better")
     speaker.complete = real
     assert (await bench.gate("better")).passed
+
+
+@pytest.mark.parametrize("grader", ["numeric@1", "numeric", "exact@1"])
+def test_a_request_logged_under_an_earlier_version_of_its_grader_is_graded_by_todays(grader: str) -> None:
+    request = questions()[0].model_copy(update={"grader": grader, "reference": "3"})
+    assert fault_of(request, None) is None
+    stored = StoredRequest(
+        **{field.name: None for field in fields(StoredRequest)}
+        | {"id": "r", "messages": [{"role": "user", "content": "1 + 2?"}], "pool": ()}
+        | {"tags": {"grader": grader, "reference": "3"}}
+    )
+    question = _of_request(stored, None)
+    assert question is not None
+    name = grader.partition("@")[0]
+    assert question.grader == f"{name}@{versions()[name]}"
 
 
 async def test_a_judge_grades_what_names_no_grader_and_is_paid_from_the_cap(bench: Bench) -> None:

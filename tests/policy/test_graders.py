@@ -252,7 +252,7 @@ def test_good_references_pass_as_objects_and_as_their_json() -> None:
     ]
     for name, reference in good:
         check_reference(name, reference)
-        check_reference(name, json.dumps(reference), version="1")
+        check_reference(name, json.dumps(reference), version=versions()[name])
     check_reference("regex", r"{\d+}")
     check_reference("exact", '{"a": 1}')
     assert exact_reference(["A", "(a)"]) == {"a"}

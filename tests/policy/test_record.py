@@ -246,7 +246,7 @@ async def test_a_judge_grades_what_has_no_gold(fake: FakeWorkers, tmp_path: Path
     await record(tmp_path, "--usd-max", "1", "--judge", "judge")
     a, b, c, d = rows(tmp_path)
     assert (a["workers"]["plain"]["score"], b["workers"]["plain"]["score"]) == (0.5, 0.5)
-    assert (c["workers"]["plain"]["correct"], c["grader"], d["workers"]["plain"]["score"]) == (True, "numeric@1", 0.5)
+    assert (c["workers"]["plain"]["correct"], c["grader"], d["workers"]["plain"]["score"]) == (True, "numeric@2", 0.5)
     assert (fake.served["judge"], fake.served["plain"]) == (3, 4)
     assert (b["question"], len(b["messages"]), "messages" in a) == ("Say 1+1.", 3, False)
     recordings = load(tmp_path / "r.jsonl")

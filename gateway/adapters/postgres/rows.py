@@ -208,7 +208,7 @@ def grading_row(rollout: Row) -> Row | None:
     """The row of `gradings` for a stored rollout whose request named a grader. Child loops carry their parent's tags
     and are not graded; tags that today's gateways would refuse ask for no grade."""
     try:
-        asked = None if rollout["depth"] else grading.asked(rollout["tags"] or {})
+        asked = None if rollout["depth"] else grading.asked_then(rollout["tags"] or {})
     except (BadRequest, AttributeError):
         return None
     if asked is None:

@@ -37,11 +37,11 @@ def fault_of(request: HeldOutRequest, judge: Judge | None) -> str | None:
     """Why replies to a request cannot be graded, a key of `heldout.REASONS`."""
     if not request.grader:
         return "no_grader" if judge is None else None
-    name, _, version = request.grader.partition("@")
+    name = request.grader.partition("@")[0]  # at today's version: every reply is graded anew
     if name == JUDGE and judge is None:
         return "needs_judge"
     try:
-        graders.check_reference(name, request.reference, version=version or None)
+        graders.check_reference(name, request.reference)
     except GraderError:
         return "bad_reference"
     return None
@@ -106,10 +106,10 @@ class TrafficEnvironment(ExecutedEnvironment):
     async def graded(self, prompt: Prompt, reply: str, bill: Bill) -> float:
         """By the request's own grader, else by the judge; 0 where no grade could be made, and `episode` says so."""
         grader, reference = self._grader(prompt)
-        name, _, version = grader.partition("@")
+        name = grader.partition("@")[0]
         tools = Tools(ask=None if self._judge is None else self._ask(self._judge))
         try:
-            grade = await graders.grade(name, reference, reply, version=version or None, tools=tools)
+            grade = await graders.grade(name, reference, reply, tools=tools)
         except GraderError as error:
             self._ungraded[prompt.id, reply] = str(error)
             return 0.0

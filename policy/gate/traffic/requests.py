@@ -44,7 +44,7 @@ REASONS: Mapping[str, str] = {
 
 class HeldOutRequest(BaseModel):
     """A client's request as logged, with what asking it again needs. `pool`: the workers as shown, with what was known
-    of them. `grader`: `name@version`, empty where the request named none."""
+    of them. `grader`: `name@version`, empty where the request named none; replies are graded at today's version."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

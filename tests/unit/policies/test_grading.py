@@ -15,9 +15,9 @@ def test_the_names_and_versions_are_the_graders_own() -> None:
     assert dict(grading.GRADERS) == versions()
 
 
-@pytest.mark.parametrize("named", ["numeric", "numeric@1"])
+@pytest.mark.parametrize("named", ["numeric", "numeric@2"])
 def test_a_named_grader_is_pinned_to_its_version(named: str) -> None:
-    assert grading.asked({"grader": named, "reference": "18.90"}) == ("numeric@1", "18.90")
+    assert grading.asked({"grader": named, "reference": "18.90"}) == ("numeric@2", "18.90")
 
 
 def test_metadata_without_a_grader_asks_for_nothing() -> None:
@@ -30,7 +30,7 @@ def test_metadata_without_a_grader_asks_for_nothing() -> None:
     [
         ({"grader": "numerical", "reference": "1"}, "no grader `numerical`; use one of exact, numeric"),
         ({"grader": "", "reference": "1"}, "no grader ``"),
-        ({"grader": "numeric@9", "reference": "1"}, "at version 1, not 9"),
+        ({"grader": "numeric@9", "reference": "1"}, "at version 2, not 9"),
         ({"grader": "numeric"}, "needs `reference`"),
         ({"grader": "numeric", "reference": "  "}, "needs `reference`"),
     ],
@@ -54,6 +54,9 @@ def test_only_the_top_of_a_tree_is_graded() -> None:
     row = grading_row(record)
     assert row is not None
     assert (row["grader"], row["reference"], row["state"]) == ("exact@1", "x", "waiting")
+    earlier = grading_row(record | {"tags": {"grader": "numeric@1", "reference": "1"}})
+    assert earlier is not None
+    assert earlier["grader"] == "numeric@2"
     assert grading_row(record | {"depth": 1}) is None
     assert grading_row(record | {"tags": {"grader": "unheard-of"}}) is None
     assert grading_row(record | {"tags": None}) is None
