@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -190,11 +190,8 @@ async def test_a_worker_that_dies_in_the_middle_is_one_line_and_the_gate_goes_on
 def test_a_request_logged_under_an_earlier_version_of_its_grader_is_graded_by_todays(grader: str) -> None:
     request = questions()[0].model_copy(update={"grader": grader, "reference": "3"})
     assert fault_of(request, None) is None
-    stored = StoredRequest(
-        **{field.name: None for field in fields(StoredRequest)}
-        | {"id": "r", "messages": [{"role": "user", "content": "1 + 2?"}], "pool": ()}
-        | {"tags": {"grader": grader, "reference": "3"}}
-    )
+    tags, body = {"grader": grader, "reference": "3"}, {"messages": [{"role": "user", "content": "1 + 2?"}]}
+    stored = StoredRequest("r", "full", body, tags, None, request.created_at, "key1", "default", (), {}, False)
     question = _of_request(stored, None)
     assert question is not None
     name = grader.partition("@")[0]

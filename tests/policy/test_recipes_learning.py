@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import learning_rounds
+from bench.simulated import learning_rounds
 from policy.environments.arena import ArenaEnvironment
 from policy.evaluate.plot import kind_of, rounds
 from policy.recipes.learning import NO_TORCH, SIMULATOR, main, parser, train_words
