@@ -4,7 +4,8 @@ comments."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
 
 DONE = "[DONE]"
 
@@ -13,7 +14,7 @@ class SseError(ValueError):
     """The bytes are not an event stream: a line or event exceeds the bound, or is not UTF-8."""
 
 
-class SseEvent(NamedTuple):
+class SseEvent(msgspec.Struct, frozen=True, gc=False):
     """One event: its joined `data` lines and its name, which is `message` by default."""
 
     data: str

@@ -28,8 +28,13 @@ _ALIASES: Mapping[str, tuple[tuple[str | None, str], ...]] = {  # (object, or No
 }
 
 
+_SUMS = frozenset(("prompt_tokens", "completion_tokens", "total_tokens"))
+
+
 def read_details(usage: Mapping[str, Any]) -> dict[str, int]:
     """The parts that a `usage` object reports. What is not a whole number counts as missing."""
+    if _SUMS.issuperset(usage):
+        return {}
     counts = ((part, _first(usage, (place, *_ALIASES.get(part, ())))) for part, place in PLACES.items())
     return {part: count for part, count in counts if count is not None}
 

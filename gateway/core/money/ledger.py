@@ -145,6 +145,7 @@ def hold_unknown(hold_id: str) -> NotFound:
     return NotFound(f"no hold `{hold_id}`: never granted here, or settled more than a day ago", code="hold_not_found")
 
 
+@lru_cache(maxsize=4096)
 def org_scope(name: str) -> str:
     """The life scope of an organisation. The name is quoted, so it cannot collide with another one's window."""
     return f"org:{quote(name, safe='')}"

@@ -9,12 +9,14 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from gateway.errors import BadRequest
 
 Check = Callable[[Any], str | None]
 Properties = Mapping[str, tuple[Check, str]]  # name -> (check, description of a valid value)
+NAME_CHARS_MAX = 64  # of names that are remembered
 PROPERTIES_MAX = 256  # of one object; OpenAI's largest has 37
 DROPPED_MAX = 4096  # unknown properties of one request
 PARTS_MAX = 4096  # content parts of one request, over all messages
@@ -236,7 +238,14 @@ class Reader:
 
 def is_refused(name: str) -> bool:
     """Whether a property of that name is refused, in any case, in `camelCase`, with `-` for `_`, or with padding."""
+    return _is_known_refused(name) if len(name) <= NAME_CHARS_MAX else _is_refused(name)
+
+
+def _is_refused(name: str) -> bool:
     return any(_is_listed(spelling) for spelling in (_snake_case(name), _snake_case(_HUMP.sub("_", name))))
+
+
+_is_known_refused = lru_cache(maxsize=4096)(_is_refused)
 
 
 def _snake_case(name: str) -> str:

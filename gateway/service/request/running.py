@@ -304,7 +304,7 @@ def reply_headers(record: RolloutRecord) -> dict[str, str]:
 
 def header_text(text: str) -> str:
     """The text as a header may hold it: whatever is not printable ASCII becomes `?`."""
-    return _NOT_PRINTABLE.sub("?", text)
+    return text if text.isascii() and text.isprintable() else _NOT_PRINTABLE.sub("?", text)
 
 
 def covered_us(spans: Iterable[tuple[int, int]]) -> int:
