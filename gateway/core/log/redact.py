@@ -22,6 +22,7 @@ SECRET = "[secret]"  # noqa: S105 - the mark that stands for one
 DEPTH_MAX = 64
 SECRET_CHARS_MIN = 8
 KNOWN_MAX = 4_096
+SEARCHED_MAX = 256  # of known secrets, each of which is looked for in a record by itself
 NAMES_MAX, NAME_CHARS_MAX = 4_096, 64
 _L, _R = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
 _QUERY = r"(?:api[_-]?key|key|token|access_token|auth|secret|password|sig|signature)"
@@ -60,11 +61,16 @@ _NEEDLES = tuple(  # each with a sign that is seldom in long texts, and that it 
     for needles, _, _ in _SECRETS
     for needle in needles
 )
-# Of a record as JSON, where `\\n` may stand before a string's text. `sk_` is in names of the log, `=` and `://` in many
-# texts: these need more of their patterns.
-_ELSEWHERE = ("sk-", "sk_", "=", "://")
-_IN_JSON = "|".join(re.escape(needle) for needles, _, _ in _SECRETS for needle in needles if needle not in _ELSEWHERE)
-_IN_JSON += r"|sk[-_](?:(?<![A-Za-z0-9]sk.)|(?<=\\[bfnrt]sk.)|(?<=\\u[0-9a-f]{4}sk.))"
+# Of a record as JSON: the needles, each with its capital, where it has one, as a single sign is found at once. Names of
+# the log hold `sk_`, and many texts hold `=` and `://`; these need more of their patterns. An escape such as `\\n` may
+# stand before a text.
+_IN_JSON = tuple(
+    (next((sign for sign in needle if sign.isupper()), ""), needle)
+    for needles, _, _ in _SECRETS
+    for needle in needles
+    if needle not in ("sk-", "sk_", "=", "://")
+)
+_SK = re.compile(r"sk[-_](?:(?<![A-Za-z0-9]sk.)|(?<=\\[bfnrt]sk.)|(?<=\\u[0-9a-f]{4}sk.))")
 _URL_PARTS = (("=", re.compile(rf"(?i)[?&]{_QUERY}=")), ("://", re.compile(r'://(?:[^/@"\\]|\\.)*@')))
 LONG_CHARS = 16_384  # from here on substrings are found faster one by one than all at once
 _SECRET_NAMES = re.compile(r"(?i)(?:proxy-)?authorization|(?:x-)?api[-_]?key|password|passwd|client_secret|private_key")
@@ -113,8 +119,7 @@ class Redactor:
         self._known = re.compile("|".join(map(re.escape, by_length))) if by_length else None
         # one look decides for nearly every text that there is nothing to do
         self._suspect = re.compile("|".join([*map(re.escape, by_length), _ANY_NEEDLE]))
-        in_json = (_encode(value.encode("utf-8", "replace").decode())[1:-1].decode() for value in by_length)
-        self._suspect_json = re.compile("|".join([*map(re.escape, in_json), _IN_JSON]))
+        self._known_in_json = [_encode(value.encode("utf-8", "replace").decode())[1:-1].decode() for value in by_length]
 
     def scrub(self, value: Any) -> Any:
         """A copy of JSON-able data without secrets, keys of mappings included; nothing nests deeper than 64."""
@@ -146,7 +151,7 @@ class Redactor:
         """A rollout's payload as `mode` lets it be logged. An unknown mode counts as `metadata`."""
         if mode not in ("full", "redacted"):
             return self._part(_without_text(payload), NAMES_OF_THE_CLIENT, True)
-        if mode == "full" and self._is_clean(payload):
+        if mode == "full" and len(self._values) <= SEARCHED_MAX and self._is_clean(payload):
             return dict(payload)
         personal = mode == "redacted"
         rounds = [self._part(one, ROUND_TEXT, personal) for one in payload["rounds"]]
@@ -174,7 +179,11 @@ class Redactor:
                 check_nesting(payload)
         except (TypeError, ValueError, RecursionError):  # half a surrogate pair, a number beyond 64 bits
             return False
-        if self._suspect_json.search(text) or any(sign in text and part.search(text) for sign, part in _URL_PARTS):
+        if any(needle in text for sign, needle in _IN_JSON if sign in text) or _SK.search(text):
+            return False
+        if any(known in text for known in self._known_in_json):
+            return False
+        if any(sign in text and part.search(text) for sign, part in _URL_PARTS):
             return False
         if not text.isascii() and _LOOKALIKES.search(text):
             return False
