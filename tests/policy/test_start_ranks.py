@@ -50,14 +50,15 @@ def alternating(n: int) -> list[Observation]:
 
 def test_the_first_of_the_list_answers_whoever_that_is() -> None:
     observed = alternating(60)
-    found: list[str] = []
-    choices = ranks(observed, Nearest(observed, 10), None, found.append)
-    assert found == ["searched 10 programs by rank of 3 workers"]
+    lines: list[str] = []
+    choices = ranks(observed, Nearest(observed, 10), None, lines.append)
     for kind, right in (("sums", "a"), ("words", "b")):
         seen = Nearest(observed, 10).of(f"{kind} {kind} number 7")
         for names in (["a", "b", "c"], ["c", "b", "a"]):
             assert choices.best(QUALITY_MAX, kind, in_order(names, seen, QUALITY_MAX)) == Program((right,))
     assert choices.best(0, "sums", ["x", "y", "z"]).first[0] == "x", "and workers that were never met"
+    searched = "searched 10 programs by rank of 3 workers at place"
+    assert lines == [f"{searched} 9 of the dial", f"{searched} 0 of the dial"], "once each, when it is asked for"
 
 
 def test_one_program_serves_all_kinds_and_an_empty_reply_asks_the_next() -> None:
@@ -86,7 +87,7 @@ def test_a_larger_pool_has_the_programs_of_the_largest_that_was_searched() -> No
     with pytest.raises(KeyError, match="pool of 1"):
         choices.best(0, "sums", ["alone"])
     with pytest.raises(ValueError, match="at least one worker"):
-        RankChoices({})
+        RankChoices((), lambda size, place: pytest.fail(f"{size}, {place}"))
 
 
 def test_the_budget_is_the_highest_place_that_it_pays_for() -> None:

@@ -12,6 +12,7 @@ more often: docs/results.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from random import Random
 
 import numpy as np
@@ -41,42 +42,41 @@ def in_order(names: Sequence[str], experience: Experience, place: int) -> list[s
 
 
 class RankChoices:
-    """The best programs by size of the pool and place of the dial, whatever the category. `worths`: what programs over
-    ranks gave, for each size a list by place."""
+    """The best programs by size of the pool and place of the dial, whatever the category. Each is searched when it is
+    first asked for."""
 
     places = len(DIAL)
 
-    def __init__(self, worths: Mapping[int, Sequence[Worth]]) -> None:
-        """Raises ValueError on no size."""
-        if not worths:
+    def __init__(self, sizes: Collection[int], searched: Callable[[int, int], Worth]) -> None:
+        """`searched`: what programs over ranks gave, by size and place. Raises ValueError on no size."""
+        if not sizes:
             raise ValueError("programs by rank need a pool of at least one worker")
-        self._worths = worths
-        self._tables = {
-            size: [worth.best(price)[EVERY] for worth, price in zip(by_place, DIAL, strict=True)]
-            for size, by_place in worths.items()
-        }
+        self._sizes = sizes
+        self._worth = cache(searched)
 
     def best(self, place: int, category: str, names: Collection[str]) -> Program:
-        """The program over `names`, the likeliest first. Raises KeyError on a pool that is smaller than all that were
+        """The program over `names`, the likeliest first. Raises KeyError on a pool that is smaller than all that are
         searched."""
-        return _by_name(self._tables[self._size(names)][place], list(names))
+        return _by_name(self._best(self._size(names), place), list(names))
 
     def other(self, place: int, category: str, names: Collection[str], n: int, rng: Random) -> Program:
         """One of the `n` best programs. Raises KeyError as `best` does."""
-        worth = self._worths[self._size(names)][place]
+        worth = self._worth(self._size(names), place)
         utility = worth.utility(DIAL[place])[:, 0]
         order = np.argsort(-utility, kind="stable")[:n].tolist()
         return _by_name(worth.programs[rng.choice(order)], list(names))
 
     def affordable(self, usd_max: float) -> int:
         """The highest place at which a question to the largest pool costs no more than that; 0 where none does."""
-        size = max(self._worths)
-        tables = zip(self._worths[size], self._tables[size], strict=True)
-        spent = [worth.usd_of({EVERY: program}) for worth, program in tables]
+        size = max(self._sizes)
+        spent = [self._worth(size, at).usd_of({EVERY: self._best(size, at)}) for at in range(self.places)]
         return max((place for place, usd in enumerate(spent) if usd <= usd_max), default=0)
 
+    def _best(self, size: int, place: int) -> Program:
+        return self._worth(size, place).best(DIAL[place])[EVERY]
+
     def _size(self, names: Collection[str]) -> int:
-        sizes = [size for size in self._worths if size <= len(names)]
+        sizes = [size for size in self._sizes if size <= len(names)]
         if not sizes:
             raise KeyError(f"no program for a pool of {len(names)}")
         return max(sizes)
@@ -85,21 +85,21 @@ class RankChoices:
 def ranks(
     observed: Sequence[Observation], near: Nearest, k_of_n: tuple[int, int] | None, say: Callable[[str], None]
 ) -> RankChoices:
-    """Search programs over ranks for pools of every size that `k_of_n` draws of the workers of a question (None: of
-    all of them). A question's own answers never count for its order. Raises ValueError on no question."""
+    """Programs over ranks for pools of every size that `k_of_n` draws of the workers of a question (None: of all of
+    them). A question's own answers never count for its order. Raises ValueError on no question."""
     most = max((len(each.results) for each in observed), default=0)
     low, high = k_of_n or (min((len(each.results) for each in observed), default=0), most)
     experiences = [near.of(each.question, without=each.question) for each in observed]
-    worths: dict[int, list[Worth]] = {}
-    for size in range(min(low, most), min(high, most) + 1)[-SIZES_MAX:]:
+
+    def searched(size: int, place: int) -> Worth:
         asked = [(each, past) for each, past in zip(observed, experiences, strict=True) if len(each.results) >= size]
         pools = [Random(f"pool {size} {each.question}").sample(sorted(each.results), size) for each, _ in asked]
-        worths[size] = [
-            plain(search([_by_rank(each, pool, past, place) for (each, past), pool in zip(asked, pools, strict=True)]))
-            for place in range(RankChoices.places)
-        ]
-        say(f"searched {len(worths[size][0].programs)} programs by rank of {size} workers")
-    return RankChoices(worths)
+        ranked = [_by_rank(each, pool, past, place) for (each, past), pool in zip(asked, pools, strict=True)]
+        worth = plain(search(ranked))
+        say(f"searched {len(worth.programs)} programs by rank of {size} workers at place {place} of the dial")
+        return worth
+
+    return RankChoices(range(min(low, most), min(high, most) + 1)[-SIZES_MAX:], searched)
 
 
 def plain(worth: Worth) -> Worth:
