@@ -112,18 +112,6 @@ async def test_of_one_worker_an_answer_is_enough_and_an_empty_reply_asks_another
     assert Program(("dear",), 1, ("mid",)) not in worth.programs, "it is never empty"
 
 
-async def test_of_rounds_that_only_ship_a_share_is_taught(tmp_path: Path) -> None:
-    env = environment(tmp_path)
-    _, worth = await known(env)
-    choices = Choices(worth, worth.dial(DIAL, 1.0), DIAL)
-    prompts = env.prompts("train", 20, 0)
-    every, few = [await lessons(env, prompts, choices, Posing(ship_share=share), 80, seed=1) for share in (1.0, 0.25)]
-    ships = [sum(not lesson.plan.steps for lesson in one) for one in (every, few)]
-    asks = [sum(bool(lesson.plan.steps) for lesson in one) for one in (every, few)]
-    assert 0 < ships[1] < ships[0] / 2
-    assert asks[0] == asks[1]
-
-
 async def test_without_a_second_round_the_first_beginning_answers(tmp_path: Path) -> None:
     env = environment(tmp_path, rounds=1)
     prompt = env.prompts("train", 1, 0)[0]

@@ -77,7 +77,7 @@ class Posing:
     """How a question is posed to the teacher. `near`: where the shown experience comes from; a question never counts
     for itself. `k_of_n`, `redraw_handles`: as in training (`draw_pool`). `places`: of the dial, at which one posed
     question is taught. `bare_share` of the questions are shown no experience; `stray_share` of the episodes begin
-    otherwise than the best program does; of later rounds that only ship `ship_share` are taught."""
+    otherwise than the best program does."""
 
     profile: Profile = PROFILE
     near: Nearest | None = None
@@ -86,7 +86,6 @@ class Posing:
     places: int = 1
     bare_share: float = BARE_SHARE
     stray_share: float = STRAY_SHARE
-    ship_share: float = 1.0
 
 
 async def lessons(
@@ -139,8 +138,6 @@ def _lessons_of(rng: Random, planner: ProgramPlanner, posing: Posing, posed: int
     lessons: list[PlanLesson] = []
     for example in planner.told:
         if example.situation.round >= LAST_ROUND and rng.random() >= LAST_ROUND_SHARE:
-            continue
-        if not example.plan.steps and rng.random() >= posing.ship_share:
             continue
         asks = example.situation.round > 1 and any(not step.see for step in example.plan.steps)
         messages = render(posing.profile, prompt_input(example.situation))

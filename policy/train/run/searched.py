@@ -28,7 +28,6 @@ from policy.train.spec import TrainSpec
 from policy.train.step.rows import TrainingRow
 
 STAFF_MIN = 20  # questions that the same workers answered: programs are not searched on fewer
-SHIP_SHARE = 0.25  # of later rounds that only ship: to ask another worker is the rarer case, and the harder one
 PLACES = 4  # of the dial, at which a posed question is taught: the prompts share a beginning
 
 
@@ -74,7 +73,6 @@ def searched(spec: TrainSpec, tutor: Tutor, say: Callable[[str], None]) -> Searc
         PLACES,
         bare_share=1 - settings.experience_share,
         stray_share=0.0 if by_rank else STRAY_SHARE,
-        ship_share=SHIP_SHARE if by_rank else 1.0,
     )
     progress = progress_of(say, "writing lessons")
     rows: list[TrainingRow] = []
