@@ -91,12 +91,12 @@ class BadRequest(BatonError):
     status, type, code = 400, "invalid_request_error", "invalid_request"
 
 
-def context_exceeded(limit_tokens: int, tokens: int, who: str) -> dict[str, Any]:
+def context_exceeded(limit_tokens: int, tokens: int, who: str, instead: str = "") -> dict[str, Any]:
     """The message, `param` and `code` of a prompt that is too long, in OpenAI's words: clients shorten the
-    conversation on this code."""
+    conversation on this code. `instead`: what else helps, as the end of a sentence."""
     problem = f"The maximum context length of {who} is {limit_tokens} tokens. However, your messages resulted in"
     return {
-        "message": f"{problem} about {tokens} tokens. Please reduce the length of the messages.",
+        "message": f"{problem} about {tokens} tokens. Please reduce the length of the messages{instead}.",
         "param": "messages",
         "code": "context_length_exceeded",
     }

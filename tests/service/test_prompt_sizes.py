@@ -106,7 +106,11 @@ async def test_the_context_has_room_for_the_reply() -> None:
 async def test_a_prompt_over_every_context_is_refused_with_the_numbers_and_no_call(model: str) -> None:
     narrow = [model_worker(name, handle, context_tokens=4_000) for name, handle in (("delta", "dune"), ("eps", "elm"))]
     kit = Kit(pools=PoolFile(workers=tuple(narrow), pools={"default": ("delta", "eps")}), tokens=Tokenizers())
-    with pytest.raises(BadRequest, match=r"is 4000 tokens\. .* about \d{5} tokens") as refused:
+    who = "delta" if model == "delta" else "delta, the longest of the 2 workers here,"
+    said = (
+        rf"of {who} is 4000 tokens\. .* about \d{{5}} tokens\. .* messages, or name a model whose context is longer\."
+    )
+    with pytest.raises(BadRequest, match=said) as refused:
         await kit.start(ask(LONG, model=model))
     assert (refused.value.param, refused.value.code) == ("messages", "context_length_exceeded")
     assert (kit.workers.calls, await kit.posted_nano(), await kit.open_nano()) == ([], 0, 0)
@@ -139,7 +143,7 @@ async def test_a_step_that_sees_too_much_for_its_context_fails_before_the_call()
 
 async def test_a_prompt_over_the_cap_on_tokens_is_too_long() -> None:
     kit = kit_of(caps=Caps(tokens=20_000, wall_s=60.0))
-    with pytest.raises(BadRequest, match="is 20000 tokens") as refused:
+    with pytest.raises(BadRequest, match=r"is 20000 tokens.* or raise x-baton-max-tokens") as refused:
         await kit.start(ask(LONG, model="delta"))
     assert refused.value.code == "context_length_exceeded"
 

@@ -31,6 +31,8 @@ from gateway.service.request.catalog import Choice
 
 BYTES_PER_TOKEN = 4  # of a prompt, about
 BYTES_PER_TOKEN_MOST = 8  # of any text that people write: English has between four and five
+RAISE_CAP = ", or raise x-baton-max-tokens as far as the key allows"
+LONGER_CONTEXT = ", or name a model whose context is longer"
 Sizes = Mapping[str, PromptSize]  # of the request's prompt, by worker name
 Bounds = Callable[[Choice, Caps, Sizes, ChatRequest], object]
 Shortlisting = Callable[[Choice, ChatRequest, int, str], Awaitable[Choice]]
@@ -77,13 +79,16 @@ def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Ca
         return choice
     least = min(size.tokens for size in sizes.values())
     if least > UNCOUNTED_BYTES_MAX and least + OUTPUT_TOKENS_MIN > caps.tokens:
-        raise BadRequest(**context_exceeded(caps.tokens, least, "this request (its cap on tokens)"))
+        raise BadRequest(**context_exceeded(caps.tokens, least, "this request (its cap on tokens)", RAISE_CAP))
     narrow = {spec.name for spec in asked_workers(choice) if context_room(spec, sizes[spec.name]) < OUTPUT_TOKENS_MIN}
     if not narrow:
         return choice
     if len(narrow) == len(sizes):
         longest = max(asked_workers(choice), key=lambda spec: spec.context_tokens)
-        raise BadRequest(**context_exceeded(longest.context_tokens, sizes[longest.name].tokens, longest.name))
+        planned = choice.fallback is not None and len(sizes) > 1
+        who = f"{longest.name}, the longest of the {len(sizes)} workers here," if planned else longest.name
+        tokens = sizes[longest.name].tokens
+        raise BadRequest(**context_exceeded(longest.context_tokens, tokens, who, LONGER_CONTEXT))
     return replace(choice, workers=tuple(spec for spec in choice.workers if spec.name not in narrow))
 
 
