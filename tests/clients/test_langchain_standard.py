@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 from langchain_openai import ChatOpenAI
-from langchain_tests import integration_tests as standard
+from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from tests.clients.conftest import Facts
 from tests.clients.test_openresponses import HEART
@@ -35,7 +35,7 @@ def _address(request: pytest.FixtureRequest, facts: Facts) -> None:
     request.cls.facts = facts
 
 
-class _Baton(standard.ChatModelIntegrationTests):  # type: ignore[name-defined,misc]
+class _Baton(ChatModelIntegrationTests):  # type: ignore[misc]
     """What a gateway over the scripted model can do."""
 
     facts: ClassVar[Facts]
