@@ -55,8 +55,8 @@ client.responses.create(model="baton", input="And the next one?", conversation=c
   is left by its client adds nothing.
 - One turn at a time has a conversation. Another one, and a change of its items, is meanwhile a 409
   `conversation_locked` with `x-should-retry: true`; OpenAI's SDKs try again. Lines of a batch wait for it instead. A
-  turn that ended on this gateway is always seen by the next. A gateway that dies in the middle of a turn that is not in the background leaves the
-  conversation locked for up to `BATON_CAPS_WALL_S_MAX` and a minute.
+  turn that ended on this gateway is always seen by the next. A gateway that dies in the middle of a turn that is not
+  in the background leaves the conversation locked for up to `BATON_CAPS_WALL_S_MAX` and a minute.
 - A reply is added once, also where a gateway dies behind it ([decision](adr/0034-a-turn-comes-with-its-rollout.md)).
 - A conversation belongs to its key, which must log text (`full`), and holds at most `BATON_BODY_BYTES_MAX` bytes:
   beyond, 413. Secrets are taken out as they are of the log. Items are deleted when the retention of their key is over.
