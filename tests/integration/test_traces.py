@@ -587,7 +587,7 @@ def test_a_share_of_the_traffic_can_be_asked_again(database_url: str, add: Add) 
     add(None, at_s=8, request=body("7+7?"), tags={"grader": "numeric", "reference": "seven"})
     found, left_out = of_log(database_url, Selection(), 1.0, 0, "a rubric", 100)
     assert [(one.id, one.grader, one.gold) for one in found] == [
-        (first.id, "numeric@1", "4"),
+        (first.id, "numeric@2", "4"),
         (plain.id, "judge@1", None),
     ]
     assert found[0].domain == "sums"
