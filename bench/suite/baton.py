@@ -42,7 +42,7 @@ class Baton:
         """Where requests for a model go."""
         return Target(self.served.base_url, model, {"authorization": f"Bearer {self.key}"})
 
-    def named(self, key: str) -> Baton:
+    def with_key(self, key: str) -> Baton:
         """The same gateway, called with another key."""
         return replace(self, key=key)
 

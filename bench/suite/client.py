@@ -61,7 +61,7 @@ class Replies:
         return Counter({status: len(took) for status, took in self.took_ms.items()})
 
     @property
-    def asked(self) -> int:
+    def requests(self) -> int:
         """How many requests were sent."""
         return self.statuses.total()
 

@@ -79,9 +79,9 @@ async def _cell(arm: Arm, cell: Cell, crowd: Crowd, seconds: float) -> Row:
     await arm.settle()
     spent = NOTHING if arm.pid is None else used(arm.pid).since(before)
     served = replies.took_ms.get(200, [])
-    row = {"arm": arm.name, "cell": cell.name, "asked": replies.asked, "refused": replies.asked - len(served)}
+    row = {"arm": arm.name, "cell": cell.name, "asked": replies.requests, "refused": replies.requests - len(served)}
     row |= {"p50_ms": percentile(served, 0.5), "p99_ms": percentile(served, 0.99), "per_s": replies.per_s}
-    each = 1e6 / max(1, replies.asked)
+    each = 1e6 / max(1, replies.requests)
     row |= {"cpu_us": spent.tree_s * each, "data_us": spent.data_s * each}
     return row | ({"examples": replies.examples} if replies.examples else {})
 

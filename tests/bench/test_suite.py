@@ -118,7 +118,7 @@ async def test_the_client_counts_replies_streams_and_refusals() -> None:
         crowd = Crowd(target.address, [target.request(), target.request(stream=True)])
         replies = await crowd.closed(3, 0.3)
         crowd.close()
-    assert replies.asked == len(seen) == replies.statuses[200] + replies.statuses[503]
+    assert replies.requests == len(seen) == replies.statuses[200] + replies.statuses[503]
     assert replies.statuses[503] == len(seen) // 5 == replies.retry_after
     assert replies.good == replies.statuses[200]
     assert replies.per_s > 0

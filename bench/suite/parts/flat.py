@@ -29,7 +29,7 @@ def keys(directory: Path, size: Size) -> dict[str, Any]:
         few, many = _pair(held, directory)
         texts = fill_keys(many, directory / MANY / "data", size.keys)
         say(f"  {len(texts)} keys")
-        turns = [many.named(key).target("mock").request(**USER) for key in texts]
+        turns = [many.with_key(key).target("mock").request(**USER) for key in texts]
         arms = [_arm(FEW, few, "mock"), _arm(MANY, many, "mock")]
         arms.append(Arm(EACH, many.target("mock"), many.pid, partial(shipped, many.served), turns))
         with on(REST):

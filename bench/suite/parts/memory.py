@@ -41,8 +41,8 @@ async def _watched(own: Baton, size: Size) -> list[list[float]]:
     step = size.requests / POINTS
     while asked < size.requests:
         replies = await crowd.closed(size.in_flight, 0.5)
-        asked += replies.asked
-        refused += replies.asked - replies.statuses[200]
+        asked += replies.requests
+        refused += replies.requests - replies.statuses[200]
         if asked >= points[-1][0] + step or asked >= size.requests:
             await shipped(own.served)
             points.append([asked, round(rss_mib(own.pid), 1)])

@@ -244,7 +244,7 @@ class StreamTally:
 
     def add(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         """Count a chunk. Returns its part of the reply, without the usage, which comes at the end; or None."""
-        head = self._named()
+        head = self._current_head()
         for key in HEAD:
             if key in chunk:
                 head[key] = chunk[key]
@@ -267,10 +267,10 @@ class StreamTally:
         if not (self.done or self._finished):
             raise UpstreamProtocol("the worker's stream ended before its reply was complete")
         usage = billed_usage(self._usage, body, request_bytes, self.text_bytes, call.worker.context_tokens)
-        head = self._named()
+        head = self._current_head()
         return {**head, "model": head["model"] or call.worker.model}, usage
 
-    def _named(self) -> dict[str, Any]:
+    def _current_head(self) -> dict[str, Any]:
         if (text := self._text) is not None:
             self._head |= {"id": text.id, "created": text.created, "model": text.model}
             self._text = None

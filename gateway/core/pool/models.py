@@ -103,11 +103,11 @@ _REGION = re.compile(r"^([a-z-]+\.)+")  # before the name with some vendors: `us
 
 def model_of(spec: WorkerSpec) -> Model:
     """What is known of a worker's model."""
-    return _named(spec.model or "")
+    return _model_of_name(spec.model or "")
 
 
 @lru_cache(maxsize=1024)
-def _named(model: str) -> Model:
+def _model_of_name(model: str) -> Model:
     name = _REGION.sub("", model.rpartition("/")[2].lower())
     return next((known for known in MODELS if known.matches(name)), _UNKNOWN)
 
