@@ -34,6 +34,7 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.M)
 KEEPALIVE = {"tcp_keepalives_idle": 15, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 3}
 LOOKUPS_MAX = 4  # connections of one process, beside those of requests
 LOCK_KIND = 0x62756467  # "budg": the claims on budget stores
+_ONE_MOMENT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 _SET = text("SELECT set_config(:name, :value, false)")
 _LOCK = text("SELECT pg_advisory_lock_shared(:kind, :key)")
 _UNLOCK = text("SELECT pg_advisory_unlock_shared(:kind, :key)")
@@ -92,7 +93,14 @@ def lookup_engine(
 ) -> AsyncEngine:
     """An engine for `Lookups`: no connection is asked whether it lives, nor put back into a state it never left."""
     options = _options(connect_timeout_s, statement_timeout_s, LOOKUPS_MAX, pool_timeout_s)
-    options |= {"pool_pre_ping": False, "pool_reset_on_return": None, "isolation_level": "AUTOCOMMIT"}
+    options |= {"pool_pre_ping": False, "pool_reset_on_return": None}
+    return _autocommitting(database_url, options)
+
+
+def _autocommitting(database_url: str, options: Any) -> AsyncEngine:
+    """An engine whose connections never begin a transaction. The driver is told once, as it connects: SQLAlchemy's
+    isolation level is set at each use, and a task that is cancelled meanwhile loses the connection."""
+    options["connect_args"]["autocommit"] = True
     return create_async_engine(driver_url(database_url), **options)
 
 
@@ -181,8 +189,9 @@ class Lookups:
     layers of a transaction. A connection that the server has closed is replaced, and the statement sent again."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        """`engine`: of `lookup_engine`, or any other, whose connections are then tested before each statement."""
-        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        """`engine`: of `lookup_engine`, or any other, whose connections are then tested before each statement and
+        rolled back after it."""
+        self._engine = engine
 
     async def rows(self, statement: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
         """The rows of a statement with psycopg's placeholders. Raises Unavailable."""
@@ -221,7 +230,7 @@ class StoreLocks:
     must not lead to a pooler that shares connections between transactions."""
 
     def __init__(self, database_url: str, *, timeout_s: float = 2.0) -> None:
-        self._engine = async_engine(database_url, pool_size=1, statement_timeout_s=timeout_s)
+        self._engine = _autocommitting(database_url, _options(2.0, timeout_s, 1, 2.0))
         self._connection: AsyncConnection | None = None
         self._claimed: int | None = None
 
@@ -252,8 +261,7 @@ class StoreLocks:
 
     async def _connected(self) -> AsyncConnection:
         if self._connection is None:
-            plain = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-            self._connection = await plain.connect()
+            self._connection = await self._engine.connect()
             for setting, seconds in KEEPALIVE.items():  # so that the claim of a host that is gone ends in half a minute
                 await self._connection.execute(_SET, {"name": setting, "value": str(seconds)})
         return self._connection
@@ -280,10 +288,15 @@ def _statement_timeout(timeout_ms: int) -> TextClause:
 
 
 @asynccontextmanager
-async def transaction(engine: AsyncEngine, timeout_s: float | None = None) -> AsyncIterator[AsyncConnection]:
-    """A transaction; `timeout_s` replaces the engine's statement time-out inside it. Raises Unavailable."""
+async def transaction(
+    engine: AsyncEngine, timeout_s: float | None = None, *, one_moment: bool = False
+) -> AsyncIterator[AsyncConnection]:
+    """A transaction; `timeout_s` replaces the engine's statement time-out inside it. `one_moment`: its statements all
+    read the database as of one moment. Raises Unavailable."""
     try:
         async with engine.begin() as connection:
+            if one_moment:
+                await connection.execute(_ONE_MOMENT)
             if timeout_s is not None:
                 await connection.execute(_statement_timeout(round(timeout_s * 1000)))
             yield connection

@@ -81,7 +81,7 @@ class PostgresStore:
 
     def snapshot(self, timeout_s: float | None = None) -> AbstractAsyncContextManager[AsyncConnection]:
         """A transaction whose statements all read the database as of one moment. Raises Unavailable."""
-        return transaction(self.engine.execution_options(isolation_level="REPEATABLE READ"), timeout_s)
+        return transaction(self.engine, timeout_s, one_moment=True)
 
     async def ready(self) -> bool:
         """Whether the database answers and is migrated."""
