@@ -106,7 +106,7 @@ def test_a_wrong_reference_gives_no_outcome_and_says_why(gateway: Gateway) -> No
     ("metadata", "said"),
     [
         ({"grader": "numerical", "reference": "1"}, "no grader `numerical`; use one of exact, numeric"),
-        ({"grader": "numeric@7", "reference": "1"}, "at version 1, not 7"),
+        ({"grader": "numeric@7", "reference": "1"}, "at version 2, not 7"),
         ({"grader": "numeric"}, "needs `reference`"),
     ],
 )
