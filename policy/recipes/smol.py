@@ -57,7 +57,16 @@ TAUGHT = (
     "recompute=false",
     "held_out_share=0.008",
 )
-PRACTISED = ("quality=0-9", "prompts=4", "samples=8", "steps=8", "lr=1e-4", "plan_tokens=96", "tokens_max=1000")
+PRACTISED = (
+    "quality=0-9",
+    "prompts=4",
+    "samples=8",
+    "steps=8",
+    "lr=1e-4",
+    "plan_tokens=96",
+    "tokens_max=1000",
+    "dial_questions=40",  # a minute and more at each place
+)
 SHIPPED = ROOT / "policy" / "shipped"
 DIRECTORIES = re.compile(r"(?<![^\s=])/(?:[^\s/]+/)*(?=[^\s/])")  # of absolute paths in a text
 

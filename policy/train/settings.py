@@ -93,6 +93,9 @@ class Settings(BaseModel):
     usd_per_1k_max: float = Field(
         5.0, gt=0, description="replay: the dial stands where 1,000 questions cost no more, unless a request sets it"
     )
+    dial_questions: int = Field(
+        400, ge=1, le=100_000, description="replay: training questions asked at each place of the dial for that"
+    )
 
     k_of_n: tuple[int, int] | None = Field(None, description="Models in a pool, drawn from LO to HI (paper: k-of-n)")
     redraw_handles: bool = Field(True, description="New handles for every question, so that none is learnt by heart")

@@ -53,7 +53,6 @@ from policy.train.weights.large import LargeWeights
 
 Say = Callable[[str], None]
 Close = Callable[[], Awaitable[None]]
-DIAL_QUESTIONS = 400  # training questions asked at each place of the dial
 NEARLY_GREEDY = 0.05  # temperature: as it will be served, but for ties
 ROLLOUTS = "rollouts"  # in the work directory: adapters on their way to vLLM
 LIVE_WAIT_S = 0.02  # for calls to come together where the network decides when
@@ -334,10 +333,11 @@ async def affordable(
     where none does. Stops once two places in a row were too dear."""
     asking = ConductorSettings(profile, FREE, PLAN_TIMEOUT_S, settings.plan_tokens, NEARLY_GREEDY, trained=True)
     best, too_dear = 0, 0
+    say(f"asking {min(settings.dial_questions, len(scene.prompts))} training questions at each place of the dial")
     for quality in range(QUALITY_MAX + 1):
         posed = [
             replace(scene.posed(prompt, settings, -1).prompt, quality=quality)
-            for prompt in scene.prompts[:DIAL_QUESTIONS]
+            for prompt in scene.prompts[: settings.dial_questions]
         ]
         planners = [ConductorPlanner(conductor.of("dial", quality, prompt.id), asking) for prompt in posed]
         work = [(prompt, [planner]) for prompt, planner in zip(posed, planners, strict=True)]
