@@ -30,7 +30,7 @@ torch = pytest.importorskip("torch")
 
 from policy.train.run import checkpoint  # noqa: E402
 from policy.train.run.initial import Initial, initial_weights  # noqa: E402
-from policy.train.run.loop import Trainer  # noqa: E402
+from policy.train.run.loop import Stopped, Trainer, unless_stopped  # noqa: E402
 from policy.train.run.session import train  # noqa: E402
 from policy.train.settings import Settings  # noqa: E402
 from policy.train.sources.conductor import BatchConductor, Decoded, Sampler  # noqa: E402
@@ -486,6 +486,26 @@ def test_asked_to_stop_it_writes_a_checkpoint_and_no_directory(tmp_path: Path) -
     assert running.returncode == 143
     assert b"--resume goes on" in said.splitlines()[-1]
     assert not out.exists()
+
+
+async def test_asked_to_stop_it_does_not_choose_a_place_of_the_dial() -> None:
+    stop, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def choosing() -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return 1
+
+    async def chosen() -> int:
+        return 7
+
+    assert await unless_stopped(chosen(), stop) == 7
+    asyncio.get_running_loop().call_soon(stop.set)
+    with pytest.raises(Stopped, match="--resume goes on"):
+        await unless_stopped(choosing(), stop)
+    assert cancelled.is_set()
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

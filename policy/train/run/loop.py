@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -33,6 +34,7 @@ from policy.train.step.rows import TrainingRow
 from policy.train.weights.small import Weights, trainable
 
 METRICS_FILE = "metrics.jsonl"
+T = TypeVar("T")
 Say = Callable[[str], None]
 Figures = Mapping[str, float]
 Learn = Callable[[Weights, Masks, torch.optim.Optimizer, Sequence[TrainingRow], Settings, int, Weights | None], Figures]
@@ -40,6 +42,20 @@ Learn = Callable[[Weights, Masks, torch.optim.Optimizer, Sequence[TrainingRow], 
 
 class Stopped(BatonError):
     """The run has stopped on request; its checkpoint is written."""
+
+
+async def unless_stopped(work: Awaitable[T], stop: asyncio.Event) -> T:
+    """What `work` returns. Raises Stopped where `stop` comes first; `work` is then cancelled."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise Stopped("stopped after the last step; the same command with --resume goes on")
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ from policy.start.recorded.start import StartSettings, warm_start
 from policy.train.run import export
 from policy.train.run.checkpoint import Progress, note_spent
 from policy.train.run.initial import Initial, initial_weights
-from policy.train.run.loop import Trainer
+from policy.train.run.loop import Trainer, unless_stopped
 from policy.train.run.rollouts import ServedConductor
 from policy.train.run.searched import searched
 from policy.train.settings import Settings
@@ -161,7 +161,7 @@ async def _trained(
     trainer = Trainer(initial.weights, masks, source, spec.settings, spend, *places, method)
     try:
         progress = await trainer.run(resume, stop, say)
-        quality = await dial()
+        quality = await unless_stopped(dial(), stop)
     finally:
         await close()
     manifest = _written(spec, initial, masks, out, progress, quality)
