@@ -82,24 +82,23 @@ def async_engine(
     pool_timeout_s: float = 2.0,
     connect_timeout_s: float = 2.0,
     statement_timeout_s: float = 2.0,
+    autocommit: bool = False,
 ) -> AsyncEngine:
-    """An engine for short statements on the event loop."""
+    """An engine for short statements on the event loop. `autocommit`: each is a transaction of its own. The driver is
+    told so as it connects: SQLAlchemy's isolation level is set at each use, and whoever is cancelled meanwhile loses
+    the connection."""
     options = _options(connect_timeout_s, statement_timeout_s, pool_size, pool_timeout_s)
+    options["connect_args"]["autocommit"] = autocommit
     return create_async_engine(driver_url(database_url), **options)
 
 
 def lookup_engine(
     database_url: str, *, pool_timeout_s: float = 2.0, connect_timeout_s: float = 2.0, statement_timeout_s: float = 2.0
 ) -> AsyncEngine:
-    """An engine for `Lookups`: no connection is asked whether it lives, nor put back into a state it never left."""
+    """An engine for `Lookups`: no connection is asked whether it lives, nor put back into a state it never left; each
+    statement is a transaction of its own (as in `async_engine`)."""
     options = _options(connect_timeout_s, statement_timeout_s, LOOKUPS_MAX, pool_timeout_s)
     options |= {"pool_pre_ping": False, "pool_reset_on_return": None}
-    return _autocommitting(database_url, options)
-
-
-def _autocommitting(database_url: str, options: Any) -> AsyncEngine:
-    """An engine whose connections never begin a transaction. The driver is told once, as it connects: SQLAlchemy's
-    isolation level is set at each use, and a task that is cancelled meanwhile loses the connection."""
     options["connect_args"]["autocommit"] = True
     return create_async_engine(driver_url(database_url), **options)
 
@@ -140,7 +139,7 @@ class Connections:
         statement_timeout_s: float,
     ) -> Connections:
         """Make the engines; each connects at its first use. Raises ConfigError for a URL that is not PostgreSQL's."""
-        limits = {"connect_timeout_s": connect_timeout_s, "statement_timeout_s": statement_timeout_s}
+        limits: Any = {"connect_timeout_s": connect_timeout_s, "statement_timeout_s": statement_timeout_s}
         return cls(
             requests=async_engine(database_url, pool_size=requests_max, **limits),
             lookups=lookup_engine(database_url, **limits),
@@ -230,7 +229,7 @@ class StoreLocks:
     must not lead to a pooler that shares connections between transactions."""
 
     def __init__(self, database_url: str, *, timeout_s: float = 2.0) -> None:
-        self._engine = _autocommitting(database_url, _options(2.0, timeout_s, 1, 2.0))
+        self._engine = async_engine(database_url, pool_size=1, statement_timeout_s=timeout_s, autocommit=True)
         self._connection: AsyncConnection | None = None
         self._claimed: int | None = None
 

@@ -116,16 +116,12 @@ class Trainer:
         """The step's batch; None where a stop came first. Sampling that is being paid for is not cut off."""
         if stop.is_set():
             return None
-        sampling = asyncio.ensure_future(self.source.batch(step))
-        if self.spend.cap_nano is None:
-            stopping = asyncio.ensure_future(stop.wait())
-            await asyncio.wait({sampling, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if not sampling.done():
-                sampling.cancel()
-                await asyncio.wait({sampling})
-                return None
-        return await sampling
+        if self.spend.cap_nano is not None:
+            return await self.source.batch(step)
+        try:
+            return await unless_stopped(self.source.batch(step), stop)
+        except Stopped:
+            return None
 
     def _learn(
         self, batch: Batch, optimizer: torch.optim.Optimizer, step: int, reference: Weights | None
