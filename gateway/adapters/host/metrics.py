@@ -256,12 +256,13 @@ class PrometheusMetrics:
 
     # ------------------------------------------------------------ the edge (EdgeMetrics)
 
-    def replied(self, route: str, status: int, code: str | None, seconds: float) -> None:
-        """Count a reply, and a refusal by its code."""
-        self._of(self._replies, route, str(status)).inc()
-        self._of(self._http_seconds, route).observe(seconds)
+    def replied(self, route: str, status: int, code: str | None, seconds: float, times: int = 1) -> None:
+        """Count a reply, or several alike, and refusals by their code."""
+        self._of(self._replies, route, str(status)).inc(times)
+        for _ in range(times):
+            self._of(self._http_seconds, route).observe(seconds)
         if status >= 400:
-            self._of(self._refused, str(status), self._code(code or "none")).inc()
+            self._of(self._refused, str(status), self._code(code or "none")).inc(times)
 
     def admitted(self, waited_s: float) -> None:
         """Observe how long a request waited for its admission."""

@@ -18,6 +18,7 @@ log = logging.getLogger("baton.access")
 LINES_PER_S_MAX = 50
 PATH_CHARS_MAX = 200
 CLIENT_CLOSED_REQUEST = 499  # the client left before its reply
+UNKNOWN = "unknown"  # the route of a path that no route was looked for
 ROLLOUT_HEADER = b"x-baton-rollout-id"
 AccessLog = Literal["off", "errors", "all"]
 
@@ -25,15 +26,16 @@ AccessLog = Literal["off", "errors", "all"]
 class EdgeMetrics(Protocol):
     """Counts of replies."""
 
-    def replied(self, route: str, status: int, code: str | None, seconds: float) -> None:
-        """Count a reply. `route` is the template of its path; `code` the error's, None where it is none."""
+    def replied(self, route: str, status: int, code: str | None, seconds: float, times: int = 1) -> None:
+        """Count a reply, or several alike. `route` is the template of its path; `code` the error's, None where it is
+        none."""
         ...
 
 
 class NoMetrics:
     """Counts nothing."""
 
-    def replied(self, route: str, status: int, code: str | None, seconds: float) -> None:
+    def replied(self, route: str, status: int, code: str | None, seconds: float, times: int = 1) -> None:
         """Do nothing."""
 
 
@@ -54,6 +56,16 @@ class Accesses:
         self._metrics.replied(route_of(scope), status, code, took_s)
         if self._lines == "all" or (self._lines == "errors" and status >= 400):
             self._write(scope, status, code, took_s, start)
+
+    def writes_errors(self) -> bool:
+        """Whether an error that ended now would have a line."""
+        return self._lines != "off" and (self._written < LINES_PER_S_MAX or int(time.monotonic()) != self._second)
+
+    def refused(self, status: int, code: str, times: int) -> None:
+        """Count errors of unknown paths that ended at once, without lines."""
+        self._metrics.replied(UNKNOWN, status, code, 0.0, times)
+        if self._lines != "off":
+            self._left_out += times
 
     def _write(self, scope: Scope, status: int, code: str | None, took_s: float, start: Message | None) -> None:
         second = int(time.monotonic())
@@ -86,4 +98,4 @@ def note_error(scope: Scope, error: BatonError) -> None:
 def route_of(scope: Scope) -> str:
     """The template of the path, such as `/v1/models/{model}`; `unknown` for a path without a route."""
     template = getattr(scope.get("route"), "path", None)
-    return template if isinstance(template, str) else "unknown"
+    return template if isinstance(template, str) else UNKNOWN

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from gateway.errors import RateLimited, Unavailable
 from gateway.service.ports.counts import Count
 
+FREE_POSTS = ("/outcomes", "/cancel", "/freeze", "/kill")  # ends of paths that spend nothing, and stop what does
 RESERVED = 0.2  # share of the open requests that is kept for those that spend nothing
 OPEN_TIMES = 4  # as many requests may be open as this multiple of those that may be served
 BODY_WAIT_S = 1.0  # nobody knows when a body ends
@@ -123,6 +124,11 @@ class RequestPlace:
                 self.places.unspend()
         if self._runs:
             self.places.slots.give()
+
+
+def spends(method: str, path: str) -> bool:
+    """Whether a request may spend money."""
+    return method == "POST" and not path.endswith(FREE_POSTS)
 
 
 def overloaded() -> Unavailable:

@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.edge.access import Accesses, note_error
 from gateway.api.edge.exchange import ClientMessages
-from gateway.api.edge.places import RequestPlace, RequestPlaces, overloaded
+from gateway.api.edge.places import RequestPlace, RequestPlaces, overloaded, spends
+from gateway.api.edge.refusals import MESSAGES, OPENAI_VERSION, Refusals
 from gateway.core.anthropic.reply import VERSION_HEADER, error_body, error_status
 from gateway.core.log.events import random_hex
 from gateway.core.log.redact import scrub
@@ -31,14 +32,9 @@ from gateway.errors import BadRequest, BatonError, BodyTooSlow, ClientLeft, NotF
 from gateway.service.ports.counts import Count
 
 log = logging.getLogger("baton")
-FREE_POSTS = ("/outcomes", "/cancel", "/freeze", "/kill")  # ends of paths that spend nothing, and stop what does
 BODILESS = ("GET", "HEAD", "OPTIONS", "DELETE")
 PROBES = ("/livez", "/readyz", "/metrics")
-OVERLOADED = overloaded().code
-REFUSED_START = {"type": "http.response.start", "status": 503, "headers": []}
-MESSAGES = "/v1/messages"  # Anthropic's API: its errors have Anthropic's shape
 MODELS = "/v1/models"  # the same for a request that names a version of it
-OPENAI_VERSION = b"2020-10-01"  # the only one so far; clients compare it
 FORM_S_MAX = 600.0  # for a whole form, which may be a large file
 FIELDS_MAX = 16  # of a form
 T = TypeVar("T")
@@ -81,7 +77,8 @@ class Edge:
         self._leaving = leaving
         self._places = RequestPlaces(spending_max, abandoned, shared)
         self._pace = pace or BodyPace()
-        self._refusal = reply(overloaded())  # made once: under load it is the most frequent reply
+        self._refusal = reply(overloaded())  # made once
+        self.refusals = Refusals(self._refusal, self._places, self._accesses, leaving)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -117,31 +114,14 @@ class Edge:
         finally:
             self._accesses.ended(scope, began_s, begun[0] if begun else None)
 
-    def refusal(self, scope: Scope) -> bytes | None:
-        """The reply to a request that is refused because of the load, without its status line, which is 503; None: the
-        application answers. A server that writes it itself spends no task and no call on what it cannot serve."""
-        path = scope["path"]
-        if scope["method"] != "POST" or path.startswith(MESSAGES) or self._leaving():
-            return None
-        if not self._places.full(spends=_spends(scope)):
-            return None
-        request_id = f"req_{random_hex()}"
-        scope.setdefault("state", {}).update(request_id=request_id, error_code=OVERLOADED)
-        self._accesses.ended(scope, time.monotonic(), REFUSED_START)
-        stamps = [(b"x-request-id", request_id.encode()), (b"access-control-expose-headers", b"X-Request-ID")]
-        if path.startswith("/v1/"):
-            stamps += [(b"openai-processing-ms", b"0"), (b"openai-version", OPENAI_VERSION)]
-        head = b"".join(b"%b: %b\r\n" % pair for pair in (*self._refusal.raw_headers, *stamps))
-        return head + b"\r\n" + bytes(self._refusal.body)
-
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        spends = _spends(scope)
-        if self._places.full(spends=spends):
+        may_spend = spends(scope["method"], scope["path"])
+        if self._places.full(spends=may_spend):
             refusal = reply(overloaded(), scope) if scope["path"].startswith(MESSAGES) else self._refusal
             note_error(scope, overloaded())
             await refusal(scope, receive, send)
             return
-        place = RequestPlace(self._places, spends=spends)
+        place = RequestPlace(self._places, spends=may_spend)
         scope["state"] |= {"place": place, "pace": self._pace}
         try:
             if scope["method"] in BODILESS:
@@ -149,11 +129,6 @@ class Edge:
             await self._app(scope, receive, send)
         finally:
             place.leave()
-
-
-def _spends(scope: Scope) -> bool:
-    """Whether a request may spend money."""
-    return scope["method"] == "POST" and not scope["path"].endswith(FREE_POSTS)
 
 
 @dataclass(frozen=True, slots=True)

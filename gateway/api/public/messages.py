@@ -9,8 +9,9 @@ from fastapi import Request, Response
 
 from gateway.api.edge.bodies import data_key
 from gateway.api.edge.headers import OWN_HEADERS
+from gateway.api.edge.refusals import MESSAGES
 from gateway.api.edge.spec import header_parameters
-from gateway.api.edge.stack import MESSAGES, Json, Router, read_json
+from gateway.api.edge.stack import Json, Router, read_json
 from gateway.api.public.chat import OpenAIApi
 from gateway.core.access.idempotency import IDEMPOTENCY_HEADER
 from gateway.core.access.keys import Principal

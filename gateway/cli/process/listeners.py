@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.api.edge.exchange import Exchange
+from gateway.api.edge.refusals import Refusals
 from gateway.api.edge.stack import Edge
 from gateway.cli.process.runtime import raise_files_limit
 from gateway.config.settings import Settings
@@ -35,7 +36,6 @@ HEAD_TOO_LARGE = (
     b'{"error":{"message":"the request headers are too large","type":"invalid_request_error",'
     b'"param":null,"code":"headers_too_large"}}'
 )
-REFUSED_LINE = b"HTTP/1.1 503 Service Unavailable\r\n"
 State = Literal["head", "body", "served", "idle"]  # what a connection waits for, or that a reply is being made
 
 
@@ -51,7 +51,7 @@ class BoundedProtocol(HttpToolsProtocol):
     head_s = 15.0
     linger_s = 5.0
     connections_max = 65_536
-    refusal: Callable[[Any], bytes | None] | None = None  # see `Edge.refusal`
+    refusals: Refusals | None = None  # of the edge, where it is the application
     _state: State = "head"
     _since_s = 0.0  # time of the event loop at which this state began
     _linger_timer: asyncio.TimerHandle | None = None
@@ -75,6 +75,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
+        if not self._head_bytes and self.refusals is not None and self._refuse_unread(data, self.refusals):
+            return
         self._head_bytes += len(data)
         super().data_received(data)
         self._pass_on()
@@ -108,21 +110,36 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Serve a request; one of HTTP/1.0 without chunks, which that version does not know. What the edge refuses at
         once is answered here."""
-        if self.refusal is not None and cycle.keep_alive and (refusal := self.refusal(cycle.scope)) is not None:
-            self._refuse(cycle, refusal)
-            return
+        if self.refusals is not None and cycle.keep_alive:
+            refusal = self.refusals.of_scope(cycle.scope, cycle.default_headers)  # type: ignore[arg-type]
+            if refusal is not None:
+                cycle.response_started = cycle.response_complete = True
+                self.transport.write(refusal)
+                self.on_response_complete()
+                return
         if cycle.scope["http_version"] == "1.0":
             super()._start_asgi_task(cycle, _unchunked(cycle, app))
             return
         self._exchange = Exchange(cycle, app)
         super()._start_asgi_task(cycle, self._exchange)
 
-    def _refuse(self, cycle: RequestResponseCycle, refusal: bytes) -> None:
-        """Answer 503; `refusal` is the rest of the reply."""
-        own = b"".join(b"%b: %b\r\n" % header for header in cycle.default_headers)
-        cycle.response_started = cycle.response_complete = True
-        self.transport.write(REFUSED_LINE + own + refusal)
-        self.on_response_complete()
+    def _refuse_unread(self, data: bytes, refusals: Refusals) -> bool:
+        """Refuse a whole request before the parser reads it, on a connection that nothing is under way on. False: the
+        parser is to read it."""
+        is_first = self._state == "head"
+        rests = (is_first or self._state == "idle") and (self.cycle is None or self.cycle.response_complete)
+        if not rests or self.flow.write_paused or self.transport.is_closing():
+            return False
+        refusal = refusals.of_bytes(data, self.server_state.default_headers, self.head_bytes_max)
+        if refusal is None:
+            return False
+        self.transport.write(refusal)
+        self.server_state.total_requests += 1
+        if is_first:
+            self._forget_head()
+            self._await_next(self.timeout_keep_alive)
+        self._enter("idle")
+        return True
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -157,6 +174,17 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._exchange is not None:
             self._exchange.receiver.leave()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection. One that was refused meanwhile, unread, is idle only since then."""
+        left_s = self._since_s + self.timeout_keep_alive - self.loop.time()
+        if self._state == "idle" and left_s > 0:
+            self._await_next(left_s)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _await_next(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def _enter(self, state: State) -> None:
         self._state = state
@@ -212,8 +240,8 @@ class Listener(uvicorn.Server):
     def __init__(
         self, app: Any, sock: socket.socket, *, drain_s: float, head_bytes_max: int, connections_max: int = 65_536
     ) -> None:
-        refusal = staticmethod(app.refusal) if isinstance(app, Edge) else None
-        bounds = {"head_bytes_max": head_bytes_max, "connections_max": connections_max, "refusal": refusal}
+        refusals = app.refusals if isinstance(app, Edge) else None
+        bounds = {"head_bytes_max": head_bytes_max, "connections_max": connections_max, "refusals": refusals}
         protocol = type("Protocol", (BoundedProtocol,), bounds)
         super().__init__(
             uvicorn.Config(

@@ -19,8 +19,8 @@ class Routes:
     def __init__(self) -> None:
         self.counted: list[tuple[str, int, str | None]] = []
 
-    def replied(self, route: str, status: int, code: str | None, seconds: float) -> None:
-        self.counted.append((route, status, code))
+    def replied(self, route: str, status: int, code: str | None, seconds: float, times: int = 1) -> None:
+        self.counted += [(route, status, code)] * times
 
 
 async def ask(request: Request) -> Response:
