@@ -11,10 +11,9 @@ Every wait ends at the call's deadline. The text is bounded by `text_bytes_max`,
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal, get_args
 
@@ -22,16 +21,14 @@ import aiohttp
 import httpx
 
 from gateway.adapters.upstream.client import JSON, Breaker, Items, PooledClient, endpoint_url, guarded, http_client
+from gateway.adapters.upstream.plans.stream import MESSAGE_CHARS_MAX, PlanStream, json_object, json_objects
 from gateway.adapters.upstream.replies import HttpxReply, RawReply, transport_error
 from gateway.adapters.upstream.sse import DONE, SseError, SseParser
 from gateway.core.loop.plan import portable_schema
-from gateway.core.money.amounts import Usage
-from gateway.core.openai.body import parse_json
 from gateway.core.openai.reply import json_bytes
 from gateway.core.openai.structured import strict_schema
-from gateway.core.openai.usage import billed_usage, read_usage
 from gateway.errors import ConductorError
-from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd
+from gateway.service.ports.request import Conductor, ConductorCall
 
 Structured = Literal["auto", "vllm", "json_schema", "json_object", "none"]
 Reply = RawReply | HttpxReply
@@ -39,13 +36,11 @@ Reply = RawReply | HttpxReply
 TEXT_BYTES_MAX = 256 << 10
 EVENT_BYTES_MAX = 1 << 20
 ERROR_BYTES_MAX = 64 << 10
-MESSAGE_CHARS_MAX = 300
 PROBE_TIMEOUT_S = 2.0
+FORMS_KEPT = 64  # of schemas
 DROPPABLE = ("logprobs", "seed", "temperature", "top_p", "stream_options")
 OURS = ("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "response_format")
 VLLM_SAMPLING = ("top_k", "min_p", "repetition_penalty")
-_INT = frozenset({int})  # and not bool
-_OF_TOKENS = ("token_ids", "logprobs", "tokens")
 TRANSPORT_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError)
 
 
@@ -82,6 +77,7 @@ class HttpConductor(Conductor):
         self._refused: set[str] = ({"logprobs"} if not logprobs else set()) | ({*DROPPABLE, "max_tokens"} & set(cannot))
         if "max_completion_tokens" in self._params:
             self._refused.add("max_tokens")
+        self._forms: dict[int, tuple[Mapping[str, Any], Structured, dict[str, Any]]] = {}  # by the schema's identity
 
     async def close(self) -> None:
         """Close every connection."""
@@ -111,7 +107,7 @@ class HttpConductor(Conductor):
                 await response.aclose()
         if response.status_code != 200:
             raise _status_error(response.status_code, body)
-        for entry in _objects(_object(body.decode(errors="replace")).get("data")):
+        for entry in json_objects(json_object(body.decode(errors="replace")).get("data")):
             if entry.get("id") == self._model:
                 manifest = entry.get("baton")
                 facts = manifest if isinstance(manifest, dict) else {}
@@ -136,7 +132,7 @@ class HttpConductor(Conductor):
             self._structured = await self._dialect()
         response, body = await self._open(call, deadline)
         until_s = asyncio.get_running_loop().time() + deadline - time.monotonic()
-        plan, parser = _PlanStream(call.model or self._model, self._text_bytes_max), SseParser(EVENT_BYTES_MAX)
+        plan, parser = PlanStream(call.model or self._model, self._text_bytes_max), SseParser(EVENT_BYTES_MAX)
         try:
             while not plan.is_over:
                 if chunk := plan.take(*await _events(response, parser, until_s)):
@@ -186,6 +182,15 @@ class HttpConductor(Conductor):
         request = self._client.build_request("POST", url, content=content, headers=headers)
         return HttpxReply(await self._client.send(request, stream=True))
 
+    def _form(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that hold the schema. Planners send the same object again and again."""
+        kept = self._forms.get(id(schema))
+        if kept is None or kept[0] is not schema or kept[1] != self._structured:
+            if len(self._forms) >= FORMS_KEPT:
+                self._forms.clear()
+            kept = self._forms[id(schema)] = schema, self._structured, _schema_fields(self._structured, schema)
+        return kept[2]
+
     def _refused_option(self, status: int, raw: bytes, body: Mapping[str, Any]) -> str | None:
         """The option that a hosted model refuses and that Baton can do without, or None. Always None for `vllm`."""
         if status not in (400, 422) or self._structured == "vllm":
@@ -204,7 +209,7 @@ class HttpConductor(Conductor):
             "logprobs": True,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **_schema_fields(self._structured, call.schema),
+            **self._form(call.schema),
         }
         if self._structured == "vllm":
             body |= {name: getattr(call.sampling, name) for name in VLLM_SAMPLING}
@@ -215,82 +220,6 @@ class HttpConductor(Conductor):
         if "max_tokens" in self._refused:
             body["max_completion_tokens"] = body["max_tokens"]
         return {name: value for name, value in body.items() if name not in self._refused}
-
-
-class _PlanStream:
-    """Reads the stream of one plan: checks each chunk, and collects the facts for the end of the stream."""
-
-    def __init__(self, model: str, text_bytes_max: int) -> None:
-        self._model = model
-        self._text_bytes_max = text_bytes_max
-        self._text_bytes = 0
-        self._prompt_ids: tuple[int, ...] = ()
-        self._usage: Usage | None = None
-        self._finish: str | None = None
-        self._error: ConductorError | None = None
-        self.is_over = False
-
-    def take(self, events: Sequence[str], is_end: bool) -> ConductorChunk | None:
-        """The piece of the plan in the events that came together, or None. An error among them waits for `check`."""
-        self.is_over = is_end
-        pieces: list[ConductorChunk] = []
-        try:
-            for data in events:
-                if data == DONE:
-                    self.is_over = True
-                    break
-                if piece := self.read(_object(data)):
-                    pieces.append(piece)
-        except ConductorError as error:
-            self._error = error
-        return _joined(pieces) if len(pieces) > 1 else next(iter(pieces), None)
-
-    def check(self) -> None:
-        """Raises ConductorError(down | unparseable) for an event that `take` could not read."""
-        if self._error is not None:
-            raise self._error
-
-    def read(self, body: Mapping[str, Any]) -> ConductorChunk | None:
-        """The piece of the plan in one event, or None. Raises ConductorError(down | unparseable)."""
-        if body.get("error"):
-            raise ConductorError(
-                "down", f"the conductor failed while it decoded: {str(body['error'])[:MESSAGE_CHARS_MAX]}"
-            )
-        self._usage = read_usage(body) or self._usage
-        if isinstance(model := body.get("model"), str) and model:
-            self._model = model
-        try:
-            self._prompt_ids = _ints(body.get("prompt_token_ids")) or self._prompt_ids
-            chunk = self._choice(_objects(body.get("choices")))
-        except (AttributeError, TypeError, ValueError, KeyError) as error:
-            raise ConductorError("unparseable", f"the conductor's stream holds an invalid chunk: {error}") from None
-        self._text_bytes += len(chunk.text.encode(errors="replace")) if chunk else 0
-        if self._text_bytes > self._text_bytes_max:
-            raise ConductorError("unparseable", f"the plan is longer than {self._text_bytes_max} bytes")
-        return chunk
-
-    def _choice(self, choices: list[dict[str, Any]]) -> ConductorChunk | None:
-        if not choices:
-            return None
-        choice = choices[0]
-        self._finish = choice.get("finish_reason") or self._finish
-        text = choice["delta"].get("content") or ""
-        entries = _objects((choice.get("logprobs") or {}).get("content"))
-        ids = _ints(choice.get("token_ids"))
-        if ids and entries and len(ids) != len(entries):
-            raise ValueError(f"{len(ids)} token ids and {len(entries)} log-probs")
-        if not (isinstance(text, str) and (text or ids or entries)):
-            return None
-        logprobs = tuple([float(entry["logprob"]) for entry in entries])
-        return ConductorChunk(text, ids, logprobs, tuple([str(entry["token"]) for entry in entries]))
-
-    def end(self, request: Mapping[str, Any]) -> ConductorEnd:
-        """The last item of the stream. Raises ConductorError(down) if the stream was cut short."""
-        if self._finish is None:
-            raise ConductorError("down", "the conductor hung up before the plan was complete")
-        request_bytes = len(json.dumps(request["messages"]).encode())
-        usage = billed_usage(self._usage, request, request_bytes, self._text_bytes)
-        return ConductorEnd(self._model, usage, self._prompt_ids, self._finish)
 
 
 # ---------------------------------------------------------------- the schema, in each dialect
@@ -336,7 +265,8 @@ async def _events(response: Reply, parser: SseParser, until_s: float) -> tuple[l
         events = parser.feed(piece) if piece else parser.end()
     except SseError as error:
         raise ConductorError("unparseable", f"the conductor's stream is not an event stream: {error}") from None
-    return [event.data for event in events], not piece
+    texts = [event.data for event in events]
+    return (texts[: texts.index(DONE)], True) if DONE in texts else (texts, not piece)
 
 
 async def _bounded(response: Reply, bytes_max: int) -> bytes:
@@ -354,32 +284,3 @@ def _status_error(status: int, raw: bytes) -> ConductorError:
     text = " ".join(raw.decode(errors="replace").split())[:MESSAGE_CHARS_MAX]
     message = f"the conductor's server answered {status}: {text}"
     return ConductorError(reason, message, billable=False, upstream_status=status)
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = parse_json(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ConductorError("unparseable", "the conductor's server sent something that is not a JSON object")
-    return value
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    """A list of JSON objects. Anything else counts as an empty list."""
-    return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else []
-
-
-def _ints(value: Any) -> tuple[int, ...]:
-    """A list of integers. None counts as an empty list. Raises TypeError for anything else."""
-    numbers = tuple(value or ())
-    if not _INT.issuperset(map(type, numbers)):
-        raise TypeError("token ids are not integers")
-    return numbers
-
-
-def _joined(pieces: Sequence[ConductorChunk]) -> ConductorChunk:
-    """One piece of several in a row."""
-    ids, logprobs, tokens = ([item for piece in pieces for item in getattr(piece, name)] for name in _OF_TOKENS)
-    return ConductorChunk("".join([piece.text for piece in pieces]), tuple(ids), tuple(logprobs), tuple(tokens))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -261,17 +262,21 @@ def schema_hash(schema: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(schema, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
+_NOWHERE = (sys.maxsize, sys.maxsize)  # a span behind every text
 _FREE_STRING = re.compile(r'"(?:task|why|regex)"\s*:\s*"((?:[^"\\]|\\.)*)')
 
 
 def decision_mask(tokens: Sequence[str]) -> list[bool]:
     """For each token of a plan, True if it is a decision, False if it lies entirely inside free text."""
     text = "".join(tokens)
-    free = [match.span(1) for match in _FREE_STRING.finditer(text)]
+    free = (match.span(1) for match in _FREE_STRING.finditer(text))
+    begin, stop = next(free, _NOWHERE)
     mask: list[bool] = []
     start = 0
     for token in tokens:
+        while start >= stop:
+            begin, stop = next(free, _NOWHERE)
         end = start + len(token)
-        mask.append(not any(begin <= start < stop and end <= stop for begin, stop in free))
+        mask.append(start < begin or end > stop)
         start = end
     return mask

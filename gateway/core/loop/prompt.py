@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any, Literal, get_args
 
 from gateway.core.loop.contract import PlanLimits
 from gateway.core.loop.experience import RuleWeights, smoothed_success
 from gateway.core.loop.guided import CHECKS, CONTEXT, INSTRUCTIONS, TOOLS, guided
-from gateway.core.loop.plan import plan_schema
+from gateway.core.loop.plan import plan_schema, schema_hash
 from gateway.core.loop.replies.errors import CheckerErrors, Share
 from gateway.core.loop.shown import (
     CONVERSATION_CHARS_MAX,
@@ -57,6 +57,7 @@ DIAL_CHARS_MAX = 600  # of a conversation: so small a conductor plans by the top
 BRIEF_CHARS_MAX = 480  # of a conversation: every token of the prompt costs a small processor milliseconds
 DESCRIPTION_CHARS_MAX = 120  # in `brief`
 ANSWER_CHARS_MAX = 160
+GRAMMARS_KEPT = 256
 
 
 def render(profile: Profile, prompt: PromptInput) -> list[dict[str, str]]:
@@ -86,6 +87,22 @@ def shows_quality(profile: Profile) -> bool:
 def schema_of(profile: Profile, allowed: PlanLimits) -> dict[str, Any]:
     """The grammar of plans under a prompt of this profile: what the prompt tells of, and nothing else."""
     return plan_schema(allowed, why=profile in PROMPTED, checks=profile == "checked")
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The schema of plans, its hash, and its text, which bounds its tokens. Nobody changes the schema: it is shared."""
+
+    schema: Mapping[str, Any]
+    hash: str
+    text: str
+
+
+@lru_cache(GRAMMARS_KEPT)
+def grammar_of(profile: Profile, allowed: PlanLimits) -> Grammar:
+    """`schema_of`, made once for the same limits: most requests to a pool have the same."""
+    schema = schema_of(profile, allowed)
+    return Grammar(schema, schema_hash(schema), str(schema))
 
 
 def profile_of(prompt_version: str) -> Profile:

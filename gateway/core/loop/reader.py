@@ -17,6 +17,8 @@ OBJECTS_TRIED_MAX = 64  # opening braces at which a plan is looked for in prose
 _THINK = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
 _THINK_ANYWHERE = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)  # one that never ends is all thought
 _BEGINS = re.compile(r"\s*(?:```(?:json)?[^\S\n]*\n\s*)?\{")
+_IN_STRING = re.compile(r'"|\\.', re.DOTALL)  # the end of a string, or what a backslash escapes in it
+_OUTSIDE = re.compile(r'["{}\[\]]')
 _FENCE = re.compile(r"^\s*```(?:json)?[^\S\n]*\n(.*?)\n?```\s*$", re.DOTALL)
 
 
@@ -98,7 +100,6 @@ class PlanReader:
         self._start = -1  # start of the current object
         self._depth = 0
         self._in_string = False
-        self._escaped = False
         self._closed = False
         self.opened = 0  # number of step objects that have begun; a step that another one follows is not the last
 
@@ -113,26 +114,28 @@ class PlanReader:
                 return []
             self._at = opening.end()
         steps: list[object] = []
-        while self._at < len(self.text) and not self._closed:
-            self._scan(self.text[self._at], steps)
-            self._at += 1
+        while not self._closed:
+            mark = (_IN_STRING if self._in_string else _OUTSIDE).search(self.text, self._at)
+            if mark is None:  # a backslash at the end waits for what it escapes
+                self._at = len(self.text) - (self._in_string and self.text.endswith("\\", self._at))
+                break
+            self._at = mark.end()
+            self._scan(mark[0], steps)
         return steps
 
-    def _scan(self, char: str, steps: list[object]) -> None:
+    def _scan(self, mark: str, steps: list[object]) -> None:
         if self._in_string:
-            self._in_string = self._escaped or char != '"'
-            self._escaped = char == "\\" and not self._escaped
-        elif char == '"':
+            self._in_string = mark != '"'
+        elif mark == '"':
             self._in_string = True
-        elif char in "{[":
+        elif mark in "{[":
             if self._depth == 0:
-                self._start = self._at
+                self._start = self._at - 1
                 self.opened += 1
             self._depth += 1
-        elif char in "}]":
-            if self._depth == 0:
-                self._closed = True
-                return
+        elif self._depth == 0:
+            self._closed = True
+        else:
             self._depth -= 1
             if self._depth == 0:
-                steps.append(loads(self.text[self._start : self._at + 1]))
+                steps.append(loads(self.text[self._start : self._at]))

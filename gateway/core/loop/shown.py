@@ -69,6 +69,10 @@ class ShownRequest:
     tokens: int
     needs: tuple[str, ...] = ()
 
+    def as_json(self) -> dict[str, Any]:
+        """The facts as JSON data."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 @dataclass(frozen=True, slots=True)
 class ShownPlan:
@@ -110,7 +114,7 @@ class PromptInput:
     def guidance(self) -> dict[str, Any]:
         """The parts that only `guided` and `checked` show, as JSON data for the record of a round: the prompt can be
         rendered anew from it and the rest of the log. Replies are without their texts, which the steps have."""
-        request = asdict(self.request) if self.request else None
+        request = self.request.as_json() if self.request else None
         more: dict[str, Any] = {} if self.warm is None else {"warm": asdict(self.warm)}
         if self.replies:
             replies = [{"handle": one.handle, "answer": one.answer, "flags": list(one.flags)} for one in self.replies]

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Draw, Meter
@@ -14,11 +14,19 @@ from gateway.core.loop.plan import (
     Plan,
     decision_mask,
     read_plan,
-    schema_hash,
     validate,
     validate_step,
 )
-from gateway.core.loop.prompt import PROMPT_VERSION, PROMPTED, Profile, prompt_hash, render, schema_of, shows_quality
+from gateway.core.loop.prompt import (
+    PROMPT_VERSION,
+    PROMPTED,
+    Grammar,
+    Profile,
+    grammar_of,
+    prompt_hash,
+    render,
+    shows_quality,
+)
 from gateway.core.loop.reader import PlanReader
 from gateway.core.loop.shown import PromptInput, ShownWarm
 from gateway.core.money.amounts import Usage, cost_nano, input_tokens_bound, worst_case_nano
@@ -123,8 +131,9 @@ class ConductorPlanner:
         if profile != "checked" and situation.allowed.toolboxes:
             situation = without_toolboxes(situation)
             record.allowed = situation.allowed.as_json()
-        call = self._call(situation, record, profile)
-        bound = input_tokens_bound(call.messages, str(call.schema))
+        grammar = grammar_of(profile, situation.allowed)
+        call = self._call(situation, record, profile, grammar)
+        bound = input_tokens_bound(call.messages, grammar.text)
         draw = Draw(worst_case_nano(self._settings.price, bound, self._settings.tokens_max), 0)
         meter.draw(draw)
         if draw.nano:
@@ -161,24 +170,23 @@ class ConductorPlanner:
         record.flags += flags
         return plan
 
-    def _call(self, situation: Situation, record: RoundRecord, profile: Profile) -> ConductorCall:
+    def _call(self, situation: Situation, record: RoundRecord, profile: Profile, grammar: Grammar) -> ConductorCall:
         temperature = 1.0 if situation.explore else self._settings.temperature
         sampling = Sampling(temperature=temperature, tokens_max=self._settings.tokens_max)
         version = situation.version
         quality = (version or self._settings).quality
-        schema = schema_of(profile, situation.allowed)
         shown = prompt_input(situation, quality)
         messages = render(profile, shown)
         record.shown = shown.guidance() if profile in PROMPTED else None
         record.quality = shown.quality if shows_quality(profile) else None
-        record.messages, record.sampling, record.schema_hash = messages, asdict(sampling), schema_hash(schema)
+        record.messages, record.sampling, record.schema_hash = messages, sampling.as_json(), grammar.hash
         record.prompt_version, record.prompt_hash = f"{profile}-{PROMPT_VERSION}", prompt_hash(profile)
         record.policy_version = version.version if version else None
         patience = self._settings.patience
         limit_s = self._settings.timeout_s if patience is None else patience.limit_s()
         timeout_s, hasty = min(limit_s, situation.timeout_s), situation.timeout_s < limit_s
         model = version.version if version and version.by_name else None
-        return ConductorCall(messages, schema, sampling, timeout_s, model, hasty=hasty)
+        return ConductorCall(messages, grammar.schema, sampling, timeout_s, model, hasty=hasty)
 
     def _waited(self, call: ConductorCall) -> None:
         """Note that no plan came within the call's time, unless the request left it less than a plan may take."""

@@ -40,6 +40,10 @@ class Sampling:
     tokens_max: int = 512
     seed: int | None = None
 
+    def as_json(self) -> dict[str, Any]:
+        """The parameters as JSON data, for the record of a round."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 @dataclass(frozen=True, slots=True)
 class ConductorCall:

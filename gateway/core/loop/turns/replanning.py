@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from gateway.core.loop.experience import RuleWeights, content_text, rule_utility, smoothed_success, words_of
@@ -57,7 +57,7 @@ class TurnFacts:
 
     def as_json(self) -> dict[str, Any]:
         """The facts as JSON data."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def read(cls, data: Any) -> TurnFacts:
