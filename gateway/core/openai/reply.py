@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -146,7 +146,8 @@ def chunks_of(worker_body: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
     return pieces
 
 
-class _Text(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _Text(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
+    role: Literal["assistant"] | None = None  # some servers name it in each chunk; it says nothing
     content: str
 
 

@@ -267,7 +267,7 @@ TEXT_CHUNK: dict[str, Any] = {
 MORE_IN_CHOICE: list[dict[str, Any]] = [
     {"finish_reason": "stop"},
     {"logprobs": {"content": []}},
-    {"delta": {"content": "x", "role": "assistant"}},
+    {"delta": {"content": "x", "role": "user"}},
     {"delta": {"content": None}},
     {"delta": {"reasoning_content": "x"}},
     {"delta": {"tool_calls": [call(0)]}},
@@ -294,6 +294,10 @@ def test_chunks_of_text_make_the_same_reply_in_the_short_way(pieces: list[tuple[
         read = text_chunk(json.dumps(body))
         assert read is not None
         assert read.as_json() == body
+        named = {**choice, "delta": {"role": "assistant", "content": text}}
+        again = text_chunk(json.dumps(TEXT_CHUNK | {"choices": [named]}))
+        assert again is not None
+        assert again.as_json() == body
         short.add_text(index, text)
         long.add(body["choices"])
     assert short.body() == long.body()
