@@ -6,8 +6,9 @@ counts among the bodies of its key.
 As many requests run at the same time as this process can serve now; the others wait in order. Requests that wait for a
 worker cost no processor time, so hundreds of them are no load; a few dozen that all need the processor are one. The
 turn of the event loop tells the two apart: in one turn everything that is ready runs once, so a turn is the least that
-anything here waits, a call to Redis and its deadline included. While turns are longer than `TURN_S`, fewer requests run
-at the same time; once turns are shorter, more do.
+anything here waits: a refusal, a probe, a call to Redis and its deadline. While turns are longer than `TURN_S`, fewer
+requests run at the same time; once turns are shorter, more do. Other processes of this machine make turns long too,
+which fewer requests would change little: so a turn is at most `OTHERS` times the processor time that it took.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ RESERVED = 0.2  # share of the open requests that is kept for those that spend n
 OPEN_TIMES = 4  # as many requests may be open as this multiple of those that may be served
 BODY_WAIT_S = 1.0  # nobody knows when a body ends
 TURN_EVERY_S = 0.02  # interval of measurements, while any request runs
-TURN_S = 0.03
+TURN_S = 0.01
+OTHERS = 3  # a turn counts as at most this multiple of its processor time, whatever else this machine does
 TURN_SMOOTHING = 0.3  # weight of the newest turn, so that one long turn changes nothing
-RUNNING_MIN = 32  # requests that always may run: another process of this machine may make turns long
-CUT, GROWTH = 0.8, 1.15  # of one measurement: from RUNNING_MIN to 512 in less than half a second
+RUNNING_MIN = 16  # requests that always may run
+CUT, GROWTH = 0.8, 1.15  # of one measurement: from RUNNING_MIN to 512 in half a second
+HEADROOM = 2  # the limit grows to this multiple of what runs, so that a burst is measured before all of it runs
 WAIT_S_MAX = 3.0  # then a request runs anyway: the others may be streams, which take minutes and no processor
+BEHIND_S = 1.0  # a queue whose first has waited longer takes no more
+QUEUE_MIN = 128  # unless it is shorter than this: so many clients, each with one request, are never refused
 
 
 class RequestPlaces:
@@ -52,7 +57,7 @@ class RequestPlaces:
 
     def full(self, *, spends: bool) -> bool:
         """Whether no further request of this kind can be served now."""
-        if spends and self._all_spending() >= self._spending_max:
+        if spends and (self._all_spending() >= self._spending_max or self.slots.is_behind()):
             return True
         return self.served >= self.served_max or self.open >= self.open_max
 
@@ -145,8 +150,14 @@ class WorkSlots:
         self.limit = min(RUNNING_MIN, most)
         self.turn_s = 0.0  # smoothed
         self.running = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()  # since when each waits, and what it awaits
         self._watching = False
+
+    def is_behind(self) -> bool:
+        """Whether so many requests wait for so long that another one would wait too long."""
+        if len(self._waiting) < QUEUE_MIN:
+            return False
+        return time.monotonic() - self._waiting[0][0] > BEHIND_S
 
     async def take(self) -> None:
         """Wait for a free slot, first come first served, at most WAIT_S_MAX."""
@@ -165,15 +176,16 @@ class WorkSlots:
         """Adapt the limit to one measured turn."""
         self.turn_s += TURN_SMOOTHING * (turn_s - self.turn_s)
         if self.turn_s <= TURN_S:
-            self.limit = min(self._most, max(self.limit + 1, int(self.limit * GROWTH)))
-            self._admit()
+            if self.limit < HEADROOM * max(self.running, RUNNING_MIN):
+                self.limit = min(self._most, max(self.limit + 1, int(self.limit * GROWTH)))
+                self._admit()
         elif self.running <= self.limit:  # else the last cut has had no effect yet
             self.limit = min(self._most, max(RUNNING_MIN, int(self.running * CUT)))
 
     async def _wait(self) -> None:
         """Wait for a slot. Whoever frees one for us counts it as running."""
         slot = asyncio.get_running_loop().create_future()
-        self._waiting.append(slot)
+        self._waiting.append((time.monotonic(), slot))
         try:
             await asyncio.wait((slot,), timeout=WAIT_S_MAX)
         except asyncio.CancelledError:
@@ -185,7 +197,7 @@ class WorkSlots:
 
     def _admit(self) -> None:
         while self._waiting and self.running < self.limit:
-            slot = self._waiting.popleft()
+            _, slot = self._waiting.popleft()
             if not slot.done():
                 self.running += 1
                 slot.set_result(None)
@@ -202,10 +214,10 @@ class WorkSlots:
             loop.call_later(TURN_EVERY_S, loop.call_soon, begin)
 
         def begin() -> None:
-            loop.call_soon(end, time.monotonic())
+            loop.call_soon(end, time.monotonic(), time.thread_time())
 
-        def end(began_s: float) -> None:
-            self.measure(time.monotonic() - began_s)
+        def end(began_s: float, worked_s: float) -> None:
+            self.measure(min(time.monotonic() - began_s, OTHERS * (time.thread_time() - worked_s)))
             self._watching = self.running > 0
             if self._watching:
                 again()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from gateway.api.edge import places
-from gateway.api.edge.places import RUNNING_MIN, TURN_S, WorkSlots
+from gateway.api.edge.places import HEADROOM, QUEUE_MIN, RUNNING_MIN, TURN_S, RequestPlaces, WorkSlots
+from tests.waiting import until
 
 MOST = 512
 
@@ -17,11 +19,16 @@ async def taken(slots: WorkSlots, n: int) -> None:
         await slots.take()
 
 
+async def grown(slots: WorkSlots, running: int) -> None:
+    """Fill slots, turns being short, until so many requests run."""
+    while slots.running < running:
+        slots.measure(TURN_S / 2)
+        await taken(slots, min(slots.limit, running) - slots.running)
+
+
 async def test_long_turns_let_fewer_in_and_short_ones_more_again() -> None:
     slots = WorkSlots(MOST)
-    while slots.limit < MOST:
-        slots.measure(TURN_S / 2)
-    await taken(slots, 300)
+    await grown(slots, 300)
     for _ in range(20):
         slots.measure(TURN_S * 5)
     cut = slots.limit
@@ -31,23 +38,92 @@ async def test_long_turns_let_fewer_in_and_short_ones_more_again() -> None:
         if slots.running > slots.limit:
             slots.give()
     assert slots.limit == RUNNING_MIN
-    for _ in range(60):
-        slots.measure(TURN_S / 2)
+    await grown(slots, MOST)
     assert slots.limit == MOST
+
+
+async def test_the_limit_does_not_grow_far_beyond_what_runs() -> None:
+    slots = WorkSlots(MOST)
+    await taken(slots, RUNNING_MIN)
+    for _ in range(100):
+        slots.measure(TURN_S / 2)
+    assert HEADROOM * RUNNING_MIN <= slots.limit < HEADROOM * 1.2 * RUNNING_MIN
 
 
 async def test_one_long_turn_alone_changes_nothing() -> None:
     slots = WorkSlots(MOST)
+    await grown(slots, MOST)
     for _ in range(100):
         slots.measure(TURN_S / 2)
     slots.measure(TURN_S * 2)
     assert slots.limit == MOST
 
 
+async def test_requests_that_only_wait_all_run() -> None:
+    slots, end = WorkSlots(MOST), asyncio.Event()
+
+    async def one() -> None:
+        await slots.take()
+        await end.wait()
+        slots.give()
+
+    waiting = [asyncio.create_task(one()) for _ in range(MOST)]
+    await until(lambda: slots.running == MOST)
+    end.set()
+    await asyncio.gather(*waiting)
+    assert slots.running == 0
+
+
+@pytest.mark.parametrize("works", [True, False])
+async def test_a_turn_counts_as_long_by_its_work_and_not_by_what_others_do(
+    monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    monkeypatch.setattr(places, "TURN_EVERY_S", 0.001)
+    slots, loop = WorkSlots(MOST), asyncio.get_running_loop()
+    measured, measure = list[float](), slots.measure
+
+    def measuring(turn_s: float) -> None:
+        measured.append(turn_s)
+        measure(turn_s)
+
+    monkeypatch.setattr(slots, "measure", measuring)
+
+    def block() -> None:
+        """A turn of 50 ms, in which this thread works, or another process does."""
+        end_s = time.thread_time() + 0.05
+        while works and time.thread_time() < end_s:
+            pass
+        if not works:
+            time.sleep(0.05)
+        if slots.running:
+            loop.call_soon(block)
+
+    await taken(slots, RUNNING_MIN)
+    block()
+    await until(lambda: len(measured) > 5)
+    assert (slots.turn_s > TURN_S) == works
+    for _ in range(RUNNING_MIN):
+        slots.give()
+
+
+async def test_a_queue_that_moves_too_slowly_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "BEHIND_S", 0.0)
+    all_places = RequestPlaces(MOST, int)
+    await taken(all_places.slots, RUNNING_MIN)
+    waiting = [asyncio.create_task(all_places.slots.take()) for _ in range(QUEUE_MIN)]
+    await asyncio.sleep(0)
+    assert not all_places.full(spends=False)
+    assert all_places.full(spends=True)
+    all_places.slots.give()
+    await waiting[0]
+    assert not all_places.full(spends=True)  # so few may wait as long as it takes
+    for one in waiting[1:]:
+        one.cancel()
+
+
 async def test_a_rest_begins_anew() -> None:
     slots = WorkSlots(MOST)
-    for _ in range(100):
-        slots.measure(TURN_S / 2)
+    slots.limit = MOST
     await taken(slots, 1)  # the first after a rest
     assert slots.limit == RUNNING_MIN
 
@@ -92,7 +168,7 @@ async def test_turns_are_measured_while_anything_runs(monkeypatch: pytest.Monkey
     monkeypatch.setattr(places, "TURN_EVERY_S", 0.001)
     slots = WorkSlots(MOST)
     await taken(slots, 1)
-    while slots.limit < MOST:  # it grows by what is measured, and by nothing else
+    while slots.limit < HEADROOM * RUNNING_MIN:  # it grows by what is measured, and by nothing else
         await asyncio.sleep(0.001)
     slots.give()
     assert slots.turn_s > 0
