@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters.postgres.database import LOOKUPS_MAX, Lookups, Vector, lookup_engine, transaction
+from gateway.adapters.postgres.database import (
+    ABSENT_S,
+    LOOKUPS_MAX,
+    PRESENT_S,
+    Absences,
+    Lookups,
+    Vector,
+    lookup_engine,
+    transaction,
+)
 from gateway.errors import Unavailable
 from tests.waiting import until
 
@@ -69,3 +79,61 @@ async def test_a_database_that_is_away_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="not available"):
         await Lookups(engine).rows("SELECT 1", {})
     await engine.dispose()
+
+
+NOTHING, SOMETHING = "SELECT false", "SELECT true"
+
+
+class Looks:
+    """Look-ups that are counted, and a clock."""
+
+    def __init__(self, lookups: Lookups) -> None:
+        self._lookups = lookups
+        self.count, self.now_s = 0, 100.0
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    async def rows(self, statement: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        self.count += 1
+        self.meanwhile()
+        return await self._lookups.rows(statement, values)
+
+
+@pytest.fixture
+def looks(lookups: Lookups) -> Looks:
+    return Looks(lookups)
+
+
+@pytest.fixture
+def absences(looks: Looks) -> Absences:
+    return Absences(cast(Lookups, looks), lambda: looks.now_s)
+
+
+async def test_what_is_absent_is_not_looked_for_again_for_a_while(absences: Absences, looks: Looks) -> None:
+    assert not absences.known("a key")
+    await absences.look("a key", NOTHING, {})
+    assert absences.known("a key")
+    assert not absences.known("another key")
+    looks.now_s += ABSENT_S
+    assert not absences.known("a key")
+    await absences.look("a key", NOTHING, {})
+    assert absences.known("a key")
+    assert looks.count == 2
+
+
+async def test_an_absence_ends_with_a_change(absences: Absences, looks: Looks) -> None:
+    await absences.look("a key", NOTHING, {})
+    absences.forget()
+    assert not absences.known("a key")
+    looks.meanwhile = absences.forget  # a change that the look may not have seen
+    await absences.look("a key", NOTHING, {})
+    assert not absences.known("a key")
+
+
+async def test_what_is_there_is_searched_each_time_and_looked_at_rarely(absences: Absences, looks: Looks) -> None:
+    for _ in range(3):
+        await absences.look("a key", SOMETHING, {})
+        assert not absences.known("a key")
+    assert looks.count == 1
+    looks.now_s += PRESENT_S
+    await absences.look("a key", NOTHING, {})
+    assert absences.known("a key")

@@ -11,7 +11,8 @@ import asyncio
 import hashlib
 import re
 import struct
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -33,6 +34,8 @@ from gateway.errors import ConfigError, Unavailable
 _NAME = re.compile(r"^-- name: (\w+)$", re.M)
 KEEPALIVE = {"tcp_keepalives_idle": 15, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 3}
 LOOKUPS_MAX = 4  # connections of one process, beside those of requests
+ABSENT_S, PRESENT_S = 2.0, 60.0  # how long a look at what there is counts
+ABSENCES_MAX = 10_000
 LOCK_KIND = 0x62756467  # "budg": the claims on budget stores
 _ONE_MOMENT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 _SET = text("SELECT set_config(:name, :value, false)")
@@ -213,6 +216,39 @@ class Lookups:
                 if isinstance(error, psycopg.OperationalError) and driver.closed:
                     raise _Lost(*error.args) from error
                 raise
+
+
+class Absences:
+    """What the database was found to hold nothing of, so that searches for it need not be sent: many a key never
+    reports an outcome. An absence is known for ABSENT_S; after `forget`, which follows each change by this process,
+    for none."""
+
+    def __init__(self, lookups: Lookups, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._lookups, self._now_s = lookups, now_s
+        self._known: dict[Hashable, tuple[bool, float]] = {}  # whether there is nothing, and until when that counts
+        self._changes = 0
+
+    def known(self, what: Hashable) -> bool:
+        """Whether there is nothing of it."""
+        absent, until_s = self._known.get(what, (False, 0.0))
+        return absent and self._now_s() < until_s
+
+    async def look(self, what: Hashable, statement: str, values: Mapping[str, Any]) -> None:
+        """After a search that found nothing like the question: whether there is anything at all, which `statement`
+        says. Raises Unavailable."""
+        if self._now_s() < self._known.get(what, (False, 0.0))[1]:
+            return
+        changes = self._changes
+        ((exists,),) = await self._lookups.rows(statement, values)
+        if changes == self._changes:
+            if len(self._known) >= ABSENCES_MAX:
+                self._known.clear()
+            self._known[what] = not exists, self._now_s() + (PRESENT_S if exists else ABSENT_S)
+
+    def forget(self) -> None:
+        """What was absent may have come."""
+        self._changes += 1
+        self._known.clear()
 
 
 class _Lost(psycopg.OperationalError):

@@ -76,6 +76,14 @@ WITH latest AS (
 )
 SELECT request, plan, pool, cost_nano FROM placed WHERE similarity >= :near ORDER BY similarity DESC, cost_nano LIMIT :k
 
+-- name: experience_exists
+-- Whether any step of these workers was judged.
+SELECT EXISTS (SELECT FROM experience WHERE worker = ANY(CAST(:workers AS text[])))
+
+-- name: won_exists
+-- Whether any request of the key was judged well.
+SELECT EXISTS (SELECT FROM outcomes WHERE key_id = :key_id AND value >= :won)
+
 -- name: planner_rewards
 -- Rewards of the latest `recent` judged requests to `baton`, by pool, task type and the planner of the first plan. The
 -- latest judgement of a request counts. The index on the rollout's id gives the newest requests first.

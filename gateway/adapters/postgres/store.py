@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import key_row, org_row
 from gateway.adapters.postgres.admin_tables import keys, orgs
-from gateway.adapters.postgres.database import Lookups, Vector, fragment, placeholders, query, transaction
+from gateway.adapters.postgres.database import Absences, Lookups, Vector, fragment, placeholders, query, transaction
 from gateway.adapters.postgres.inserts import insert_outcome
 from gateway.adapters.postgres.migrate import vector_in_use
 from gateway.adapters.postgres.tables import SETTLED, experience, gradings, ledger, outcomes, rollouts, rounds, steps
@@ -58,6 +58,7 @@ BY_SIMILARITY = placeholders(query("experience_near", cosine=fragment("cosine"))
 PLANS_BY_SIMILARITY = placeholders(query("plans_near", cosine=fragment("cosine")))
 PLANS_BY_TYPE = placeholders(query("plans_near", cosine=sql.Literal(0)))
 BY_TIME = placeholders(query("experience_near", cosine=sql.Literal(0)))
+EXPERIENCE_EXISTS, WON_EXISTS = placeholders(query("experience_exists")), placeholders(query("won_exists"))
 _COLUMNS = ("completion_id", "created_at", "finished_at", "status", "request", "reply", "error")
 _PART_KEYS: dict[str, tuple[str, ...]] = {"rounds": ("rollout_id", "round"), "steps": ("rollout_id", "round", "step")}
 ERASED = "the response was deleted"
@@ -72,6 +73,7 @@ class PostgresStore:
     ) -> None:
         self.engine = engine
         self._lookups = Lookups(lookups or engine)
+        self._absences = Absences(self._lookups)
         self.experience_half_life = experience_half_life
         self._has_vector: bool | None = None
 
@@ -132,23 +134,29 @@ class PostgresStore:
         """Judge a rollout (`rollout_id`: its id or its completion id) as its owner `key_id`. Return (outcome id, True),
         or (id of the first outcome, False) if the pair of key and idempotency key is known. A judgement in [0, 1] at
         once becomes experience of the rollout's workers. Raises NotFound for an unknown or foreign rollout."""
-        async with self.begin() as connection:
-            rollout = await connection.scalar(_owned(outcome.rollout_id, outcome.key_id))
-            if rollout is None:
-                raise NotFound(f"no rollout `{outcome.rollout_id}` of this key", param="rollout_id")
-            if await connection.run_sync(insert_outcome, replace(outcome, rollout_id=str(rollout))):
-                return outcome.id, True
-            first = select(outcomes.c.id).where(
-                outcomes.c.key_id == outcome.key_id, outcomes.c.idempotency_key == outcome.idempotency_key
-            )
-            return str(await connection.scalar(first) or outcome.id), False
+        try:
+            async with self.begin() as connection:
+                rollout = await connection.scalar(_owned(outcome.rollout_id, outcome.key_id))
+                if rollout is None:
+                    raise NotFound(f"no rollout `{outcome.rollout_id}` of this key", param="rollout_id")
+                if await connection.run_sync(insert_outcome, replace(outcome, rollout_id=str(rollout))):
+                    return outcome.id, True
+                first = select(outcomes.c.id).where(
+                    outcomes.c.key_id == outcome.key_id, outcomes.c.idempotency_key == outcome.idempotency_key
+                )
+                return str(await connection.scalar(first) or outcome.id), False
+        finally:
+            self._absences.forget()
 
     async def experience_near(
         self, task_type: str | None, embedding: Sequence[float], embedder: str, workers: Mapping[str, str], k: int
     ) -> Sequence[WorkerExperience]:
         """Means over each worker's latest `k` judged steps that are near, weighted by nearness and freshness; over
         steps of any kind without pgvector or embedding. `n` is the sum of the weights; workers with less than half are
-        left out."""
+        left out. Searched at most every two seconds while none of the workers has experience."""
+        named = frozenset(workers)
+        if self._absences.known(named):
+            return []
         values: dict[str, Any] = {"workers": list(workers), "versions": list(workers.values()), "k": k}
         values |= {"task_type": task_type, "same_type": TASK_TYPE_SIMILARITY, "spread_min": SPREAD_MIN}
         values |= {"near": NEAR, "nearest": NEAREST, "half_life": self.experience_half_life, "least": WEIGHT_MIN}
@@ -157,18 +165,25 @@ class PostgresStore:
         statement = BY_SIMILARITY if similar else BY_TIME
         question = {"embedding": Vector(embedding), "embedder": embedder} if similar else {}
         means = await self._lookups.rows(statement, values | question)
+        if not means:
+            await self._absences.look(named, EXPERIENCE_EXISTS, {"workers": list(workers)})
         return [WorkerExperience(w, max(1, round(n)), float(s), round(c), round(t)) for w, n, s, c, t in means]
 
     async def plans_near(
         self, key_id: str, task_type: str | None, embedding: Sequence[float], embedder: str, k: int
     ) -> Sequence[WonPlan]:
-        """See `ports.Store.plans_near`. Without pgvector only requests of the same task type are alike."""
+        """See `ports.Store.plans_near`. Without pgvector only requests of the same task type are alike. Searched at
+        most every two seconds while nothing of the key was judged well."""
+        if self._absences.known(key_id):
+            return []
         values: dict[str, Any] = {"key_id": key_id, "task_type": task_type, "same_type": TASK_TYPE_SIMILARITY, "k": k}
         values |= {"near": SIMILAR, "won": WON, "recent": PLANS_RECENT_MAX}
         similar = any(embedding) and await self._vectors()
         statement = PLANS_BY_SIMILARITY if similar else PLANS_BY_TYPE
         question = {"embedding": Vector(embedding), "embedder": embedder} if similar else {}
         near = await self._lookups.rows(statement, values | question)
+        if not near:
+            await self._absences.look(key_id, WON_EXISTS, {"key_id": key_id, "won": WON})
         return [rows.won_plan(*row) for row in near]
 
     async def _vectors(self) -> bool:
