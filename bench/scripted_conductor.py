@@ -8,7 +8,8 @@ since a script leaves nothing to chance. It ignores the schema it is sent, which
     python -m bench.scripted_conductor --port 0 --port-file F
     PUT /script {"plan": {"steps": […]}, "gap_s": 0.001, "pause_s": 0}    GET /script → how its calls have ended
 
-`gap_s` passes before each byte; `pause_s` once, after the last step has been begun and before it is finished.
+`gap_s` passes before each byte; `pause_s` once, after the last step has been begun and before it is finished. With
+`"whole": true` the events come together, once all of that has passed.
 """
 
 from __future__ import annotations
@@ -52,9 +53,15 @@ class Scripted:
         self.calls["open"] += 1
         end = "cancelled"
         try:
-            async with aclosing(self._events(body, dict(self.script))) as events:
+            script, kept = dict(self.script), list[bytes]()
+            async with aclosing(self._events(body, script)) as events:
                 async for each in events:
-                    yield each
+                    if script.get("whole"):
+                        kept.append(each)
+                    else:
+                        yield each
+            if kept:
+                yield b"".join(kept)
             end = "done"
         finally:
             self.calls["open"] -= 1

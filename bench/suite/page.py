@@ -10,6 +10,7 @@ from textwrap import wrap
 from typing import Any
 
 from bench.suite import pictures
+from bench.suite.parts.dispatch import DECODED, WHOLE
 from bench.suite.parts.gateways import BATON, CROWD, DIRECT, MANY, ONE, PEERS, STREAM
 from bench.suite.parts.plans import FRAMEWORKS, PLANS
 
@@ -204,7 +205,24 @@ def of_plans(figures: Mapping[str, Any]) -> Lines:
         "answers at once: one call more. *Over the slowest step*: latency less the slowest step and the merge.",
         "", *table(head, rows), "",
         f"Of Baton's requests, {figures['fallbacks']} were planned by a router instead.",
-        "", *_missing(figures), "![processor time of a plan](benchmarks/plans.svg)",
+        "", *of_dispatch(figures.get("dispatch")), *_missing(figures),
+        "![processor time of a plan](benchmarks/plans.svg)",
+    ]  # fmt: skip
+
+
+def of_dispatch(found: Mapping[str, Any] | None) -> Lines:
+    """What reading a plan while it is decoded saves; nothing where that was not measured."""
+    if found is None:
+        return []
+    shown = {DECODED: "read while it is decoded", WHOLE: "comes whole"}
+    rows = [
+        [label, *(plain(found[way][name]) for name in ("first_ms", "plan_ms", "reply_ms"))]
+        for way, label in shown.items()
+    ]
+    return [
+        f"A conductor that takes {found['token_ms']:g} ms a token, a plan of {found['tokens']} tokens, one request at "
+        f"a time ({found['requests']} each way, in turns):",
+        "", *table(["the plan", "first step after, ms", "end of the plan, ms", "reply, ms"], rows), "",
     ]  # fmt: skip
 
 

@@ -39,7 +39,10 @@ def test_plans_take_at_least_as_long_as_their_slowest_step_and_the_merge() -> No
     assert own["refused"] == 0 < own["asked"]
     assert own["p50_ms"] > 0
     assert figures["fallbacks"] == 0
-    assert page.of_plans(figures)
+    first = figures["dispatch"]
+    assert first["whole"]["first_ms"] >= first["whole"]["plan_ms"] > first["tokens"] * first["token_ms"] * 0.9
+    assert first["decoded"]["first_ms"] < first["decoded"]["reply_ms"]
+    assert "read while it is decoded" in "\n".join(page.of_plans(figures))
 
 
 @pytest.mark.timeout(280)

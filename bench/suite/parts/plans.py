@@ -7,8 +7,6 @@ test. Baton also asks a conductor for the plan, which answers at once: one call 
 from __future__ import annotations
 
 import asyncio
-import json
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -19,6 +17,7 @@ from bench.cost import PLANNED
 from bench.suite.baton import USER, baton, counter, shipped
 from bench.suite.client import Target
 from bench.suite.cores import REST, UNDER_TEST, on
+from bench.suite.parts import dispatch
 from bench.suite.parts.gateways import BATON
 from bench.suite.peers.frameworks.served import INSTRUCTIONS, MERGE
 from bench.suite.peers.gateways import NotInstalled, install, python_of, version_of
@@ -33,6 +32,13 @@ FRAMEWORKS = {  # module → what the page calls it, and the package whose versi
     "pydantic": ("pydantic-ai graphs", "pydantic-graph"),
 }
 PLANS = "plans"
+SETTINGS = PLANNED | {"BATON_CONDUCTOR_PATIENCE_S_MIN": "30"}  # the conductor is slow at the end, after quick plans
+PLAN = {
+    "steps": [
+        *({"worker": f"worker{n}", "task": instruction, "see": []} for n, instruction in enumerate(INSTRUCTIONS)),
+        {"worker": "worker3", "task": MERGE, "see": [0, 1, 2]},
+    ]
+}
 SHARES = (0.75, 0.875, 1.0)  # of the slowest step: the time of each
 
 
@@ -48,10 +54,12 @@ def measure(directory: Path, size: Size, only: tuple[str, ...] | None = None) ->
     with ExitStack() as held:
         with on(REST):
             upstream = held.enter_context(program("upstream", directory, "bench.suite.upstream"))
-            conductor = scripted(held, directory)
+            conductor = held.enter_context(program("conductor", directory, "bench.scripted_conductor")).url
         workers = {f"worker{number}": model for number, model in enumerate(models)}
         place = directory / BATON
-        own = held.enter_context(baton(place, upstream.url, workers=workers, conductor=conductor, settings=PLANNED))
+        dispatch.put(conductor, {"plan": PLAN})
+        named = f"{conductor}/v1#scripted"
+        own = held.enter_context(baton(place, upstream.url, workers=workers, conductor=named, settings=SETTINGS))
         arms = [Arm(BATON, own.target("baton"), own.pid, partial(shipped, own.served))]
         missing = {}
         try:
@@ -62,20 +70,12 @@ def measure(directory: Path, size: Size, only: tuple[str, ...] | None = None) ->
         cells = [Cell(PLANS, size.plans_in_flight, USER, spread_s=size.slowest_ms / 1000)]
         with on(REST):
             rows = asyncio.run(interleave(arms, cells, size.rounds, size.plans_s))
+            first = dispatch.measure(own, conductor, PLAN, size)
             fallbacks = asyncio.run(counter(own.served, "baton_fallbacks_total"))
     versions = {name: version_of("frameworks", package) for name, (_, package) in FRAMEWORKS.items()}
-    about = {"waits_ms": waits_ms(size), "in_flight": size.plans_in_flight, "fallbacks": fallbacks}
+    about: dict[str, Any] = {"waits_ms": waits_ms(size), "in_flight": size.plans_in_flight, "fallbacks": fallbacks}
+    about["dispatch"] = first
     return {"rows": rows, "missing": missing, "versions": versions, **about}
-
-
-def scripted(held: ExitStack, directory: Path) -> str:
-    """Start a conductor that always gives the same plan; the setting that names it."""
-    steps = [{"worker": f"worker{n}", "task": instruction, "see": []} for n, instruction in enumerate(INSTRUCTIONS)]
-    plan = {"steps": [*steps, {"worker": "worker3", "task": MERGE, "see": [0, 1, 2]}]}
-    conductor = held.enter_context(program("conductor", directory, "bench.scripted_conductor"))
-    script = json.dumps({"plan": plan}).encode()
-    urllib.request.urlopen(urllib.request.Request(f"{conductor.url}/script", script, method="PUT")).close()  # noqa: S310
-    return f"{conductor.url}/v1#scripted"
 
 
 def _frameworks(held: ExitStack, directory: Path, words: list[str], only: tuple[str, ...] | None) -> list[Arm]:
@@ -114,5 +114,8 @@ def over_slowest(rows: list[Row], waits: list[int]) -> list[Row]:
 def figures(raw: dict[str, Any]) -> dict[str, Any]:
     """Medians, with latencies over the slowest step and the merge, and the ratios to Baton."""
     rows = over_slowest(raw["rows"], raw["waits_ms"])
-    shown = ("missing", "versions", "waits_ms", "in_flight", "fallbacks")
-    return {name: raw[name] for name in shown} | {"medians": summary(rows), "ratios": ratios(rows, BATON)}
+    shown = ("missing", "versions", "waits_ms", "in_flight", "fallbacks", "dispatch")
+    return {name: raw[name] for name in shown if name in raw} | {
+        "medians": summary(rows),
+        "ratios": ratios(rows, BATON),
+    }
