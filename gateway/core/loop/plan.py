@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from gateway.core.loop.compose import Context
@@ -184,7 +185,7 @@ def _task(task: object, where: str) -> str | None:
         raise PlanRefused("bad_task", f"{where}.task must be text or null", param=f"{where}.task")
     if len(task) > TASK_CHARS_MAX:
         raise PlanRefused("task_too_long", f"{where}.task is over {TASK_CHARS_MAX} characters", param=f"{where}.task")
-    if any(0xD800 <= ord(char) <= 0xDFFF for char in task):
+    if not task.isascii() and any(0xD800 <= ord(char) <= 0xDFFF for char in task):
         raise PlanRefused("bad_task", f"{where}.task holds half a surrogate pair", param=f"{where}.task")
     return task
 
@@ -262,21 +263,16 @@ def schema_hash(schema: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(schema, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-_NOWHERE = (sys.maxsize, sys.maxsize)  # a span behind every text
 _FREE_STRING = re.compile(r'"(?:task|why|regex)"\s*:\s*"((?:[^"\\]|\\.)*)')
 
 
 def decision_mask(tokens: Sequence[str]) -> list[bool]:
     """For each token of a plan, True if it is a decision, False if it lies entirely inside free text."""
-    text = "".join(tokens)
-    free = (match.span(1) for match in _FREE_STRING.finditer(text))
-    begin, stop = next(free, _NOWHERE)
-    mask: list[bool] = []
-    start = 0
-    for token in tokens:
-        while start >= stop:
-            begin, stop = next(free, _NOWHERE)
-        end = start + len(token)
-        mask.append(start < begin or end > stop)
-        start = end
+    ends = list(accumulate(map(len, tokens)))
+    starts = [0, *ends[:-1]]
+    mask = [True] * len(ends)
+    for match in _FREE_STRING.finditer("".join(tokens)):
+        begin, stop = match.span(1)
+        first, last = bisect_left(starts, begin), min(bisect_left(starts, stop), bisect_right(ends, stop))
+        mask[first:last] = [False] * (last - first)
     return mask
