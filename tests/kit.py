@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -32,6 +32,7 @@ from gateway.service.ports.request import Clock, Conductor, Embedder, MediaSourc
 from gateway.service.request.admit import Policies, RequestContext
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer, none_held
+from gateway.service.request.fitting import Held
 from gateway.service.request.running import Running, StreamItem
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
@@ -154,7 +155,7 @@ class Kit:
         conductor: Conductor | None = None,
         toolboxes: Toolboxes = NO_TOOLBOXES,
         patience: Patience | None = None,
-        held: Callable[[WorkerSpec], bool] = none_held,
+        held: Held = none_held,
         errors: Mapping[str, CheckerErrors] = NO_ERRORS,
         summaries: SummaryRules = NO_SUMMARIES,
         **policies: Any,

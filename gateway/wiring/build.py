@@ -191,7 +191,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         shortlist=shortlist_of(base, embedder),
         media=media_of(base),
         pick=policies.versions.pick if policies else no_version,
-        held=drift.quarantines.holds,
+        held=drift.quarantines.of,
     )
     _gauges(base, completer, journal, conductor)
     openai = openai_of(base, completer, catalog, auth := auth_of(base), idempotency := idempotency_of(base))

@@ -40,7 +40,7 @@ class Drill:
     def __init__(self, engine: AsyncEngine) -> None:
         self.rng, self.right = random.Random(3), 0.95
         self.kit = Kit(
-            (plan(("atlas", None, [])),), {"alpha": self.reply}, held=lambda spec: self.quarantines.holds(spec)
+            (plan(("atlas", None, [])),), {"alpha": self.reply}, held=lambda workers: self.quarantines.of(workers)
         )
         self.engine, self.store = engine, PostgresStore(engine)
         self.clock, self.metrics = TestClock(), PrometheusMetrics()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from random import Random
 from typing import Any
 
+import pytest
+
 from gateway.adapters.upstream.embedder import LocalEmbedder
 from gateway.core.loop.experience import EMBEDDING_DIM, HASHED, RuleWeights
-from gateway.core.pool.workers import Price, WorkerSpec
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash
 from gateway.errors import Unavailable
 from gateway.service.loop.candidates import Shortlist
 from gateway.service.ports.request import WorkerExperience
@@ -148,9 +150,12 @@ async def test_an_embedder_that_is_away_costs_the_request_nothing() -> None:
 # ---------------------------------------------------------------- through the gateway
 
 
+def large_pool() -> PoolFile:
+    return pool_file(*(worker(number, output_tokens_max=64) for number in range(60)))
+
+
 def large_kit(**more: Any) -> Kit:
-    extra = tuple(worker(number, output_tokens_max=64) for number in range(60))
-    pools = pool_file(*extra)
+    pools = large_pool()
     return Kit(workers={spec.name: Says("42") for spec in pools.workers if spec.kind == "openai"}, pools=pools, **more)
 
 
@@ -226,3 +231,36 @@ async def test_an_embedder_outside_sees_no_secret_and_no_address_of_a_redacted_k
     assert len(sent) >= 2
     assert "example.com" not in "".join(sent)
     assert "provider-secret-value" not in "".join(sent)
+
+
+class Walked(tuple[WorkerSpec, ...]):
+    """Workers that count how often somebody goes through all of them."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[WorkerSpec]:
+        Walked.times += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("model", ["model-7", "baton/rule"])
+async def test_a_request_costs_the_same_however_many_workers_there_are(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = large_kit()
+    walked = Walked(large_pool().pool("default"))
+    monkeypatch.setattr(PoolFile, "pool", lambda *_: walked)
+    for _ in range(3):  # what is read of them once, is kept
+        await kit.serve(ask(model=model))
+        await kit.shortlist.settled()
+    Walked.times = 0
+    running = await kit.serve(ask(model=model))
+    assert running.record.pool_hash
+    assert Walked.times == 0
+
+
+async def test_a_named_request_is_logged_with_the_hash_of_its_pool() -> None:
+    kit = large_kit()
+    running = await kit.serve(ask(model="model-7"))
+    assert running.record.pool_hash == pool_hash(large_pool().pool("default"))
+    assert [entry["name"] for entry in running.record.pool] == ["model-7"]

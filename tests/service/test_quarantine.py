@@ -39,7 +39,7 @@ class Ward:
     """A gateway over fakes whose quarantines are real."""
 
     def __init__(self, workers: Any = None, *, rules: QuarantineRules = RULES, day_nano: int = 0, **more: Any) -> None:
-        self.kit = Kit((TO_ALPHA,), workers, held=lambda spec: self.quarantines.holds(spec), **more)
+        self.kit = Kit((TO_ALPHA,), workers, held=lambda workers: self.quarantines.of(workers), **more)
         self.store, self.metrics, clock = FakeDrift(), PrometheusMetrics(), TestClock()
         series, catalog = WorkerSeries(self.metrics.registry), self.kit.catalog
         self.watch = WorkerWatch(Outcomes(), catalog.worker_names, clock, series, DriftRules(100, 5_000))

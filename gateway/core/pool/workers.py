@@ -257,8 +257,16 @@ class PoolFile(FrozenModel):
         return self._by_name[name]
 
     def pool(self, name: str, task: Task = "chat") -> tuple[WorkerSpec, ...]:
-        """The workers of the pool `name` that do `task`, in the order of the pool. Raises KeyError."""
-        return tuple(worker for worker in self._pools[name] if worker.task == task)
+        """The workers of the pool `name` that do `task`, in the order of the pool: the same object each time. Raises
+        KeyError."""
+        found = self._of_task.get((name, task))
+        if found is None:
+            found = self._of_task[name, task] = tuple(one for one in self._pools[name] if one.task == task)
+        return found
+
+    @cached_property
+    def _of_task(self) -> dict[tuple[str, Task], tuple[WorkerSpec, ...]]:
+        return {}
 
     @cached_property
     def _pools(self) -> dict[str, tuple[WorkerSpec, ...]]:

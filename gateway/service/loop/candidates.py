@@ -58,8 +58,9 @@ class _Board:
     """The workers of one pool that a request chooses among."""
 
     def __init__(self, workers: Sequence[WorkerSpec]) -> None:
-        self.always = frozenset(spec.name for spec in workers if is_own(spec))
-        self.others = [spec for spec in workers if not is_own(spec)]
+        self.always = [at for at, spec in enumerate(workers) if is_own(spec)]
+        self.places = [at for at, spec in enumerate(workers) if not is_own(spec)]  # of `others` among the workers
+        self.others = [workers[at] for at in self.places]
         self.texts = [description_of(spec) for spec in self.others]
         self.models = np.array([spec.kind in MODEL_KINDS for spec in self.others])
         self.contexts = np.array([spec.context_tokens for spec in self.others])
@@ -78,6 +79,7 @@ class Shortlist:
         self._embedder, self._store, self._clock, self._weights, self._k = embedder, store, clock, weights, k
         self._most, self._explored = most, min(explored, most - 1)
         self._boards: dict[Identities, _Board] = {}
+        self._latest: dict[int, tuple[Sequence[WorkerSpec], _Board]] = {}  # by the id of the workers as one object
         self._vectors: dict[str, Vector] = {}  # by description
         self._tasks: dict[object, asyncio.Task[None]] = {}
 
@@ -95,19 +97,20 @@ class Shortlist:
         for the next one. An embedder that fails costs the request nothing."""
         if len(workers) <= self._most:
             return Candidates(tuple(workers))
-        identities = tuple(spec.identity for spec in workers)
-        board = self._board(identities, workers)
+        board = self._board(workers)
         if len(board.others) <= self._most:
             return Candidates(tuple(workers))
         worth = self._worth(board, kind) + LIKENESS_WEIGHT * await self._likeness(board, question)
         roomy = board.contexts > tokens
         best = self._best(board, np.where(roomy, worth, worth - TOO_SMALL))
-        rest = [index for index in np.flatnonzero(roomy).tolist() if index not in best]
+        others = roomy.copy()
+        others[best] = False
+        rest = np.flatnonzero(others).tolist()
         drawn = sorted(draw.sample(rest, min(self._explored, len(rest))))
-        chosen = board.always | {board.others[index].name for index in (*best, *drawn)}
+        chosen = sorted([*board.always, *(board.places[index] for index in (*best, *drawn))])
         share = len(drawn) / len(rest) if rest else 0.0
         return Candidates(
-            tuple(spec for spec in workers if spec.name in chosen),
+            tuple(workers[at] for at in chosen),
             {board.others[index].name: share for index in drawn},
         )
 
@@ -116,11 +119,19 @@ class Shortlist:
         while self._tasks:
             await asyncio.wait(self._tasks.values())
 
-    def _board(self, identities: Identities, workers: Sequence[WorkerSpec]) -> _Board:
+    def _board(self, workers: Sequence[WorkerSpec]) -> _Board:
+        """What is known of these workers. The same object is found by itself, another with the same ones by them."""
+        latest = self._latest.get(id(workers))
+        if latest is not None and latest[0] is workers:
+            return latest[1]
+        identities = tuple(spec.identity for spec in workers)
         if identities not in self._boards:
             while len(self._boards) >= BOARDS_MAX:
                 self._boards.pop(next(iter(self._boards)))
             self._boards[identities] = _Board(workers)
+        while len(self._latest) >= BOARDS_MAX:
+            self._latest.pop(next(iter(self._latest)))
+        self._latest[id(workers)] = workers, self._boards[identities]
         return self._boards[identities]
 
     def _best(self, board: _Board, worth: Vector) -> list[int]:

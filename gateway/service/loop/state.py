@@ -246,7 +246,7 @@ class Loop:
     sink: Sink | None = None
     shape: ReplyShape | None = None  # the shape that `params` promise of the reply
     hosted: HostedTools = NOTHING_HOSTED  # for the step that answers
-    pool_workers: tuple[WorkerSpec, ...] = ()  # of a large pool, whose candidates `workers` are
+    pool_workers: tuple[WorkerSpec, ...] = ()  # all of the pool, where `workers` are some
     drawn: Mapping[str, float] = field(default_factory=dict)  # of those, the ones at random: the probability
     reserve: tuple[WorkerSpec, ...] = ()  # in quarantine: asked only where every other worker failed
     runs: list[StepRun] = field(default_factory=list)  # over all rounds, by index

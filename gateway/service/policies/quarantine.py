@@ -68,11 +68,16 @@ class Quarantines:
         self._metrics = metrics
         self._out: dict[tuple[str, str], Quarantine] = {}
         self._ended: set[str] = set()  # ids of those whose end is known here
+        self._shown: dict[str, bool] | None = None  # in the metrics
         self._changed = asyncio.Lock()
 
     def holds(self, spec: WorkerSpec) -> bool:
         """Whether this version of the worker is in quarantine."""
         return (spec.name, spec.version) in self._out
+
+    def of(self, workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
+        """Those of these workers that are in quarantine. Where none is, it costs the same for any number."""
+        return [spec for spec in workers if self.holds(spec)] if self._out else ()
 
     def standing(self) -> Sequence[Quarantine]:
         """The quarantines of workers in the pool, oldest first."""
@@ -172,7 +177,10 @@ class Quarantines:
 
     def _show(self) -> None:
         models = [spec for spec in self._workers() if spec.kind in MODEL_KINDS]
-        self._metrics.quarantined({spec.name: self.holds(spec) for spec in models})
+        standing = {spec.name: self.holds(spec) for spec in models}
+        if standing != self._shown:
+            self._shown = standing
+            self._metrics.quarantined(standing)
 
 
 def as_json(quarantine: Quarantine) -> dict[str, Any]:

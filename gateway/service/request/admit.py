@@ -144,7 +144,7 @@ class Admission:
             created_us=now_us if kept is None else kept.created_us,
             policy_requested=choice.name,
             pool_name=choice.pool,
-            pool_hash=pool_hash(choice.workers),
+            pool_hash=choice.pool_hash or pool_hash(choice.workers),
             pool_revision=choice.revision or None,
             request_id=context.request_id,
             pool=[],

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, get_args
 
 from gateway.core.access.keys import Principal
 from gateway.core.openai.chat import Endpoint
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.models import is_checker, vendor_params
-from gateway.core.pool.workers import MODEL_KINDS, TOOL_KINDS, Capability, PoolFile, Task, WorkerSpec, revision_of
+from gateway.core.pool.workers import (
+    MODEL_KINDS,
+    TOOL_KINDS,
+    Capability,
+    PoolFile,
+    Task,
+    WorkerSpec,
+    pool_hash,
+    revision_of,
+)
 from gateway.errors import BadRequest, Forbidden, NotFound
 from gateway.service.loop.routers import AutoPlanner, CheckedRouter, FixedPlanner
 from gateway.service.loop.state import Planner
 
+OFFERS_MAX = 256  # kept; of a large pool one has the size of its list
 OURS = "baton/"
 CONDUCTOR = "baton/conductor"
 FIXED_PREFIX = "baton/fixed:"
@@ -57,10 +67,20 @@ class Choice:
     workers: tuple[WorkerSpec, ...]
     version: Pick | None = None  # the policy version that the request names
     revision: str = ""  # hash of the pool file
-    pool_workers: tuple[WorkerSpec, ...] = ()  # all that may serve it, where `workers` are candidates of a large pool
+    pool_workers: tuple[WorkerSpec, ...] = ()  # of the whole pool, where `workers` are candidates or one
+    pool_hash: str = ""  # of `pool_workers`; empty: of `workers`
     drawn: Mapping[str, float] = field(default_factory=dict)  # of the candidates, those at random: the probability
     reserve: tuple[WorkerSpec, ...] = ()  # in quarantine: asked only where every other worker failed
     summarizers: tuple[WorkerSpec, ...] = ()  # who may sum up what a prompt has no room for, the cheapest first
+
+
+class _Offer:
+    """The workers of a pool that a key may use for a task."""
+
+    def __init__(self, workers: tuple[WorkerSpec, ...]) -> None:
+        self.workers = workers
+        self.by_name = {spec.name: spec for spec in workers}
+        self.hash = pool_hash(workers)
 
 
 class Catalog:
@@ -81,6 +101,7 @@ class Catalog:
         """Resolve names by this pool file from now on. Earlier results do not change. `vendor_params` are the names of
         the parameters beside OpenAI's that any of its workers takes."""
         self._pools, self._revision = pools, revision_of(pools)
+        self._offers: dict[tuple[str, Task, tuple[str, ...]], _Offer] = {}
         self.vendor_params = frozenset[str]().union(*map(vendor_params, pools.workers))
 
     def workers(self) -> Sequence[WorkerSpec]:
@@ -102,26 +123,27 @@ class Catalog:
         and BadRequest for the pool.
         """
         pool_name = self._pool_name(principal, pool)
-        workers = self._workers(principal, pool_name, TASKS[endpoint])
+        offer = self._offer(principal, pool_name, TASKS[endpoint])
+        workers = offer.workers
         if endpoint != "chat":
-            return self._single_worker(model, pool_name, workers, endpoint)
+            return self._single_worker(model, pool_name, offer, endpoint)
         if model in self._planners:
             planner, fallback = self._planners[model]
             return Choice(model, planner, fallback, pool_name, workers, revision=self._revision)
         if model.startswith(CHECKED_PREFIX):
-            return self._checked(model, pool_name, workers)
+            return self._checked(model, pool_name, offer)
         version = (
             self._versions.by_name(model.removeprefix(OURS)) if self._versions and model.startswith(OURS) else None
         )
         if version is not None and CONDUCTOR in self._planners:
             return Choice(model, *self._planners[CONDUCTOR], pool_name, workers, version, self._revision)
-        return self._single_worker(model, pool_name, workers, endpoint)
+        return self._single_worker(model, pool_name, offer, endpoint)
 
-    def _checked(self, model: str, pool_name: str, workers: tuple[WorkerSpec, ...]) -> Choice:
+    def _checked(self, model: str, pool_name: str, offer: _Offer) -> Choice:
         """The choice of a chain of workers and its checker; the rule answers where all of them fail. Raises NotFound
         where one of them is not there, or the last is no model."""
         router = CheckedRouter.read(model.removeprefix(CHECKED_PREFIX))
-        by_name = {spec.name: spec for spec in workers}
+        by_name = offer.by_name
         chain = [by_name.get(name) for name in router.workers] if router is not None else []
         checked = all(spec is not None and spec.kind in MODEL_KINDS for spec in chain)
         if router is None or not checked or router.checker not in by_name or by_name[router.checker].kind == "self":
@@ -133,12 +155,13 @@ class Catalog:
             )
         fallback = self._planners.get(RULE, (None, None))[0]
         rule = None if isinstance(fallback, AutoPlanner) else fallback
-        return Choice(model, router, rule, pool_name, workers, revision=self._revision)
+        return Choice(model, router, rule, pool_name, offer.workers, revision=self._revision)
 
-    def _single_worker(self, model: str, pool_name: str, workers: tuple[WorkerSpec, ...], endpoint: Endpoint) -> Choice:
-        """The choice of a single worker, without a fallback."""
+    def _single_worker(self, model: str, pool_name: str, offer: _Offer, endpoint: Endpoint) -> Choice:
+        """The choice of a single worker, without a fallback. Of a model the others are no candidates, so that a request
+        costs the same however many there are; a loop of the gateway itself may ask them."""
         name = model.removeprefix(FIXED_PREFIX)
-        spec = next((spec for spec in workers if spec.name == name), None)
+        spec = offer.by_name.get(name)
         if spec is None or (spec.kind in ("self", *TOOL_KINDS) and (model == name or endpoint != "chat")):
             addition = "" if endpoint == "chat" else f", or it does no {endpoint}"
             raise NotFound(
@@ -146,7 +169,10 @@ class Catalog:
                 param="model",
                 code="model_not_found",
             )
-        return Choice(model, FixedPlanner(spec.name), None, pool_name, workers, revision=self._revision)
+        choice = Choice(model, FixedPlanner(spec.name), None, pool_name, offer.workers, revision=self._revision)
+        if spec.kind not in MODEL_KINDS:
+            return choice
+        return replace(choice, workers=(spec,), pool_workers=offer.workers, pool_hash=offer.hash)
 
     def models(self, principal: Principal, pool: str | None = None) -> list[str]:
         """Every name that this key may send as `model`."""
@@ -191,10 +217,21 @@ class Catalog:
         return name
 
     def _workers(self, principal: Principal, pool: str, task: Task = "chat") -> tuple[WorkerSpec, ...]:
-        workers = self._pools.pool(pool, task)
-        if not principal.workers:
-            return workers
-        return tuple(spec for spec in workers if spec.name in principal.workers)
+        return self._offer(principal, pool, task).workers
+
+    def _offer(self, principal: Principal, pool: str, task: Task) -> _Offer:
+        """What a key may use. Keys with the same workers share it."""
+        known = pool, task, tuple(principal.workers)
+        offer = self._offers.get(known)
+        if offer is None:
+            workers = self._pools.pool(pool, task)
+            if principal.workers:
+                names = frozenset(principal.workers)
+                workers = tuple(spec for spec in workers if spec.name in names)
+            while len(self._offers) >= OFFERS_MAX:
+                self._offers.pop(next(iter(self._offers)))
+            offer = self._offers[known] = _Offer(workers)
+        return offer
 
 
 def _described(spec: WorkerSpec) -> dict[str, Any]:

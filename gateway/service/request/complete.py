@@ -50,7 +50,7 @@ from gateway.service.ports.request import (
 )
 from gateway.service.request.admit import Admission, Policies, RequestContext, no_version
 from gateway.service.request.catalog import Catalog, Choice
-from gateway.service.request.fitting import Fitter, parts_to_fetch, with_able_workers
+from gateway.service.request.fitting import Fitter, Held, parts_to_fetch, summarizers_of, with_able_workers
 from gateway.service.request.running import RateEntry, Rates, Reservation, Running, overhead_ms
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
@@ -58,9 +58,9 @@ from gateway.service.request.sticky import Sticky
 EXAMPLES_SPARE = 3  # plans that are read for each one that is shown: some are equal, some name workers that are gone
 
 
-def none_held(spec: WorkerSpec) -> bool:
-    """Hold no worker in quarantine."""
-    return False
+def none_held(workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
+    """No worker is in quarantine."""
+    return ()
 
 
 class Completer:
@@ -86,9 +86,9 @@ class Completer:
         sessions: Sessions,
         shortlist: Shortlist,
         pick: Callable[[str], Pick | None] = no_version,
-        held: Callable[[WorkerSpec], bool] = none_held,
+        held: Held = none_held,
     ) -> None:
-        """`pick`: the policy version of a request. `held`: whether a worker is in quarantine."""
+        """`pick`: the policy version of a request. `held`: which workers are in quarantine."""
         self._catalog = catalog
         self._rounds = rounds
         self._budgets = budgets
@@ -144,7 +144,7 @@ class Completer:
             self._metrics.dropped(len(chat.dropped))
         input_bound = input_tokens_bound(chat.messages, str(chat.params))
         choice, sizes = await self._fitter.fit(choice, chat, input_bound, caps, principal.log_mode)
-        if summarizers := self._rounds.summaries.workers(asked.workers, choice.workers):
+        if summarizers := summarizers_of(self._rounds.summaries, asked, choice, chat):
             choice = replace(choice, summarizers=summarizers)
         record = self._admission.record(context, choice, caps, session)
         async with self._counted(context) as entry:

@@ -26,6 +26,7 @@ from gateway.service.loop.bodies import (
 )
 from gateway.service.loop.routers import CheckedRouter
 from gateway.service.loop.state import Loop
+from gateway.service.loop.summaries import NOBODY, SummaryRules
 from gateway.service.ports.request import TokenCounter
 from gateway.service.request.catalog import Choice
 
@@ -35,6 +36,7 @@ RAISE_CAP = ", or raise x-baton-max-tokens as far as the key allows"
 LONGER_CONTEXT = ", or name a model whose context is longer"
 Sizes = Mapping[str, PromptSize]  # of the request's prompt, by worker name
 Bounds = Callable[[Choice, Caps, Sizes, ChatRequest], object]
+Held = Callable[[Sequence[WorkerSpec]], Sequence[WorkerSpec]]
 Shortlisting = Callable[[Choice, ChatRequest, int, str], Awaitable[Choice]]
 
 
@@ -48,9 +50,12 @@ def asked_workers(asked: Choice | Loop) -> list[WorkerSpec]:
 def parts_to_fetch(messages: Sequence[Mapping[str, Any]], asked: Choice | Loop) -> tuple[MediaPart, ...]:
     """The parts by URL that Baton fetches: all of them, but for images where every worker that may answer fetches them
     itself."""
+    remote = remote_parts(messages)
+    if not remote:
+        return ()
     workers = asked_workers(asked)
     theirs = bool(workers) and all(spec.fetches for spec in workers)
-    return tuple(part for part in remote_parts(messages) if part.kind != "image" or not theirs)
+    return tuple(part for part in remote if part.kind != "image" or not theirs)
 
 
 async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, bytes_bound: int, caps: Caps) -> Sizes:
@@ -92,13 +97,17 @@ def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Ca
     return replace(choice, workers=tuple(spec for spec in choice.workers if spec.name not in narrow))
 
 
-def without(choice: Choice, held: Callable[[WorkerSpec], bool]) -> Choice:
-    """The choice without the workers that are `held` in quarantine; they are its reserve. Unchanged where the request
+def without(choice: Choice, held: Held) -> Choice:
+    """The choice without the workers that are in quarantine; they are its reserve. Unchanged where the request
     names its workers, and where no other model is left."""
+    if choice.fallback is None:
+        return choice
     named = choice.planner.names if isinstance(choice.planner, CheckedRouter) else ()
-    out = [spec for spec in choice.workers if spec.kind in MODEL_KINDS and spec.name not in named and held(spec)]
+    out = [spec for spec in held(choice.workers) if spec.kind in MODEL_KINDS and spec.name not in named]
+    if not out:
+        return choice
     left = tuple(spec for spec in choice.workers if spec not in out)
-    if not out or choice.fallback is None or not any(spec.kind in MODEL_KINDS for spec in left):
+    if not any(spec.kind in MODEL_KINDS for spec in left):
         return choice
     return replace(choice, workers=left, reserve=tuple(out))
 
@@ -128,14 +137,21 @@ def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     raise BadRequest(f"{whom} `{what}`", param=where, code="unsupported_parameter")
 
 
+def summarizers_of(rules: SummaryRules, asked: Choice, able: Choice, chat: ChatRequest) -> tuple[WorkerSpec, ...]:
+    """Who may sum up for a request that `able` is left of. For one that names its worker, any other that could take it,
+    too."""
+    if asked.pool_workers and rules.worker != NOBODY:
+        asked = replace(asked, workers=asked.pool_workers)
+        able = with_able_workers(asked, chat)
+    return rules.workers(asked.workers, able.workers)
+
+
 class Fitter:
     """Chooses the workers that a request may be planned with."""
 
-    def __init__(
-        self, shortlist: Shortlisting, tokens: TokenCounter, bounds: Bounds, held: Callable[[WorkerSpec], bool]
-    ) -> None:
+    def __init__(self, shortlist: Shortlisting, tokens: TokenCounter, bounds: Bounds, held: Held) -> None:
         """`shortlist` chooses the candidates of a large pool. `bounds` raises CapReached where the cap on cost buys no
-        answer. `held`: whether a worker is in quarantine."""
+        answer. `held`: which workers are in quarantine."""
         self._shortlist = shortlist
         self._tokens = tokens
         self._bounds = bounds
