@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters.postgres import months as store_months
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.audit import PostgresAudit
@@ -25,6 +24,7 @@ from gateway.adapters.postgres.tables import (
     rounds,
     steps,
 )
+from gateway.adapters.postgres.upkeep import months as store_months
 from gateway.adapters.postgres.upkeep import retention as store_retention
 from gateway.adapters.postgres.upkeep.retention import PostgresRetention
 from gateway.core.access.audit import Act

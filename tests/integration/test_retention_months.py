@@ -13,7 +13,6 @@ from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.adapters.postgres import months as store_months
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.audit import PostgresAudit
@@ -31,6 +30,7 @@ from gateway.adapters.postgres.tables import (
     rounds,
     steps,
 )
+from gateway.adapters.postgres.upkeep import months as store_months
 from gateway.adapters.postgres.upkeep import retention as store_retention
 from gateway.adapters.postgres.upkeep.retention import PostgresRetention
 from gateway.core.access.audit import Act

@@ -23,7 +23,7 @@ import gateway.adapters.postgres.background
 import gateway.adapters.postgres.batches  # noqa: F401 - the same, with files.py
 import migrations
 from gateway.adapters.postgres.database import query, sync_engine
-from gateway.adapters.postgres.months import SCHEMA
+from gateway.adapters.postgres.tables import MONTHS_SCHEMA
 from gateway.errors import ConfigError, Unavailable
 
 log = logging.getLogger("gateway.migrate")
@@ -105,7 +105,7 @@ def is_described(item: object, name: str | None, kind: str, reflected: bool, com
     """Whether Alembic compares this object with `tables.py`. It leaves out references of a month's part: PostgreSQL
     copies each reference to the log for every part."""
     to = item.elements[0].target_fullname if isinstance(item, ForeignKeyConstraint) else ""
-    return not (reflected and to.startswith(f"{SCHEMA}."))
+    return not (reflected and to.startswith(f"{MONTHS_SCHEMA}."))
 
 
 def vector_in_use(connection: Connection) -> bool:

@@ -51,6 +51,7 @@ MODEL_KINDS = ("openai", "litellm")
 # Tables with a part for each month, by the column that says which; `months.*_rest` have what is of none of those. Parts
 # of the latter two refer to the same month's of the first, with ON DELETE CASCADE (docs/adr/0018).
 MONTHLY = {"rollouts": "id", "rounds": "rollout_id", "steps": "rollout_id"}
+MONTHS_SCHEMA = "months"  # of these parts
 
 
 _SETTLED = text("kind IN ('posted', 'voided', 'uncertain')")

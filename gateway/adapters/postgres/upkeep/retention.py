@@ -16,11 +16,11 @@ from sqlalchemy import ColumnElement, Select, delete, func, literal, not_, or_, 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres import audit as store_audit
-from gateway.adapters.postgres import months as store_months
 from gateway.adapters.postgres.admin_tables import keys, orgs
 from gateway.adapters.postgres.database import transaction
-from gateway.adapters.postgres.months import Held, within
 from gateway.adapters.postgres.tables import dead_letters, policy_shadows, rollouts, rounds, steps
+from gateway.adapters.postgres.upkeep import months as store_months
+from gateway.adapters.postgres.upkeep.months import Held, within
 from gateway.core.access.audit import Act
 from gateway.core.log.months import Month
 from gateway.service.ports.admin import DroppedMonth, SweepReport

@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.adapters.postgres.database import identifiers, query
 from gateway.adapters.postgres.tables import (
     MONTHLY,
+    MONTHS_SCHEMA,
     continuations,
     experience,
     gradings,
@@ -29,7 +30,6 @@ from gateway.adapters.postgres.tables import (
 )
 from gateway.core.log.months import Month
 
-SCHEMA = "months"
 REST = "rollouts_rest"  # rollouts of months without tables
 BOUND = (gradings, continuations, outcomes, experience)  # in the order in which the shipper writes them
 HANGING = (*BOUND, policy_shadows)
@@ -80,7 +80,7 @@ async def make(connection: AsyncConnection, month: Month) -> int:
                 await _move(connection, month)
                 await _attach(connection, month)
             return waiting
-        rest = sql.SQL(", ").join(sql.Identifier(SCHEMA, f"{name}_rest") for name in MONTHLY)
+        rest = sql.SQL(", ").join(sql.Identifier(MONTHS_SCHEMA, f"{name}_rest") for name in MONTHLY)
         await _quickly(connection, query("lock_exclusive", tables=rest))
         if await _waiting(connection, month):
             raise Held("a rollout of it has just been stored")
@@ -175,7 +175,7 @@ def _timeout(value: str | None) -> Any:
 
 
 def _part(name: str, month: Month) -> sql.Identifier:
-    return sql.Identifier(SCHEMA, month.table(name))
+    return sql.Identifier(MONTHS_SCHEMA, month.table(name))
 
 
 def _reference(name: str) -> sql.Identifier:
@@ -185,4 +185,4 @@ def _reference(name: str) -> sql.Identifier:
 
 def _like(whole: str, name: str) -> TableClause:
     """A part by its name, with the columns of the whole table."""
-    return table(name, *(column(c.name, c.type) for c in rollouts.metadata.tables[whole].c), schema=SCHEMA)
+    return table(name, *(column(c.name, c.type) for c in rollouts.metadata.tables[whole].c), schema=MONTHS_SCHEMA)
