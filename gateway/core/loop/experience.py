@@ -20,6 +20,9 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 EMBEDDING_DIM = 256
 EMBEDDED_CHARS_MAX = 4_000
 NEAR, NEAREST = 0.4, 0.7  # likeness from which a past task counts at all, and from which it counts in full
@@ -63,6 +66,13 @@ class Embedding:
     name: str
     embed: Callable[[str], list[float]]
     replaces: tuple[str, ...] = ()
+    together: Callable[[Sequence[str]], NDArray[np.float64]] | None = None
+
+    def embed_all(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """The vectors of several texts, one a row; `together` computes them at once."""
+        if self.together is not None:
+            return self.together(texts)
+        return np.array([self.embed(text) for text in texts]).reshape(len(texts), EMBEDDING_DIM)
 
 
 HASHED = Embedding("hashing", embed)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.loop import meaning
-from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM
+from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, HASHED
 from gateway.core.loop.meaning import CACHED_WORDS_MAX, TABLE_FILE, WORD_CHARS_MAX, TokenTable, by_meaning, read_table
 from gateway.errors import ConfigError
 from gateway.files import shipped
@@ -34,6 +34,12 @@ def test_any_text_has_an_embedding_of_length_one_or_none(text: str) -> None:
     assert len(vector) == EMBEDDING_DIM
     norm = math.sqrt(sum(x * x for x in vector))
     assert norm == pytest.approx(1) or norm == 0
+
+
+@given(st.lists(st.text(max_size=60) | st.sampled_from(["", "a a b", "7", "中文 naïve"]), max_size=6))
+def test_texts_have_the_same_vectors_together_as_alone(texts: list[str]) -> None:
+    for embedding in (SHIPPED, HASHED):
+        assert embedding.embed_all(texts).tolist() == [embedding.embed(text) for text in texts]
 
 
 @pytest.mark.parametrize("text", ["", " \n\t", "_"])
