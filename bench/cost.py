@@ -194,13 +194,13 @@ async def shipped(client: aiohttp.ClientSession, served: Gateway) -> None:
     while time.monotonic() < until_s:
         async with client.get(f"{served.admin_url}/metrics") as reply:
             text = await reply.text()
-        if _total(text, "baton_log_records_stored_total") >= _total(text, "baton_log_records_total"):
+        if total(text, "baton_log_records_stored_total") >= total(text, "baton_log_records_total"):
             return
         await asyncio.sleep(0.2)
     raise SystemExit("the log does not reach PostgreSQL")
 
 
-def _total(exposition: str, name: str) -> float:
+def total(exposition: str, name: str) -> float:
     """The sum of a counter over the processes of a gateway."""
     lines = (line.rsplit(" ", 1) for line in exposition.splitlines())
     return sum(float(line[1]) for line in lines if line[0].partition("{")[0] == name)
@@ -286,7 +286,7 @@ def markdown(samples: Mapping[str, Samples]) -> str:
     return "\n".join(lines)
 
 
-def _arm(text: str) -> tuple[str, Path]:
+def arm(text: str) -> tuple[str, Path]:
     name, _, path = text.partition("=")
     return name, Path(path)
 
@@ -295,7 +295,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench.cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--arm", type=_arm, action="append", required=True, help="NAME=CHECKOUT; several")
+    parser.add_argument("--arm", type=arm, action="append", required=True, help="NAME=CHECKOUT; several")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--requests", type=int, default=300, help="per arm and round")
     parser.add_argument("--concurrency", type=int, default=32)

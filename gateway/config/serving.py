@@ -341,7 +341,7 @@ class LogSettings(BaseModel):
         64 * 2**20, ge=0, le=2**40, description="Free bytes of the journal's disk below which `/readyz` is 503"
     )
     spool_segment_bytes: Bytes = Field(16 * 2**20, description="Bytes of one journal file")
-    ship_batch_max: Count = Field(500, description="Events of one transaction")
+    ship_batch_max: Count = Field(2_000, description="Events of one transaction")
     ship_process: bool = Field(True, description="Ship the log in a process of its own; false: in a thread")
     ship_wait_s: Seconds = Field(5.0, description="Time that a read waits for its own writes to reach PostgreSQL")
     retention_days: int = Field(

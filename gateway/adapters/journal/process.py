@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from gateway.adapters.journal import segments
 from gateway.adapters.journal.carriers import LINE_BYTES_MAX, NOTHING, BatchSize, Shipment
 from gateway.adapters.journal.segments import Position
 from gateway.adapters.journal.shipper import reason
+from gateway.adapters.postgres.copies import LogRecord
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.writer import LogWriter
 from gateway.core.loop.experience import HASHED, Embedding
@@ -25,24 +29,54 @@ from gateway.core.loop.meaning import TABLE_FILE, by_meaning
 from gateway.files import shipped
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Records of one segment as rows, and the position after them. `damaged`: the bytes there are not a record."""
+
+    records: Sequence[LogRecord]
+    end: Position
+    damaged: bool
+
+
 class Batches:
-    """Reads and stores batches of the journal in `directory`. Blocking."""
+    """Reads and stores batches of the journal in `directory`. Blocking. While PostgreSQL stores one, a thread reads the
+    next."""
 
     def __init__(self, directory: Path, writer: LogWriter, size: BatchSize) -> None:
         self._directory = directory
         self._writer = writer
         self._size = size
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        self._ahead: tuple[Position, Future[_Batch | None]] | None = None  # what is read, and from where
 
     def carry(self, start: Position, until: Position) -> Shipment:
         """Store the next batch. Raises Unavailable, and OSError if the disk cannot be read."""
+        batch = self._take(start) or self._read(start, until)
+        if batch is None:
+            return Shipment(start, 0, False, NOTHING)
+        if not batch.damaged and batch.end < until:
+            self._ahead = batch.end, self._reader.submit(self._read, batch.end, until)
+        delivery = self._writer.put(batch.records) if batch.records else NOTHING
+        return Shipment(batch.end, len(batch.records), batch.damaged, delivery)
+
+    def _take(self, start: Position) -> _Batch | None:
+        """What was read ahead, if it begins there."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        with suppress(OSError):
+            batch = ahead[1].result()
+            return batch if ahead[0] == start else None
+        return None
+
+    def _read(self, start: Position, until: Position) -> _Batch | None:
         part = self._next(start, until)
         if part is None:
-            return Shipment(start, 0, False, NOTHING)
+            return None
         position, end = part
         path, size = segments.segment_path(self._directory, position.segment), self._size
         chunk = segments.read(path, position.offset, end, records_max=size.records, bytes_max=size.bytes_)
-        delivery = self._writer.store(chunk.payloads) if chunk.payloads else NOTHING
-        return Shipment(Position(position.segment, chunk.end), len(chunk.payloads), chunk.bad, delivery)
+        return _Batch(self._writer.read(chunk.payloads), Position(position.segment, chunk.end), chunk.bad)
 
     def _next(self, start: Position, until: Position) -> tuple[Position, int] | None:
         """The first position from `start` on with bytes before `until`, and the end of them in its segment."""

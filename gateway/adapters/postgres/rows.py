@@ -28,7 +28,8 @@ from gateway.service.ports.request import WonPlan
 Row = dict[str, Any]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # PostgreSQL's text and jsonb refuse both
-_UNCLEAN = (b"\\u0000", b"\xed", b"NaN", b"Infinity")  # NUL, the first byte of a surrogate, which are not JSON
+_NUL, _SURROGATE = b"\\u0000", b"\xed"  # of a surrogate, the first byte
+_NAN, _INFINITY = b"NaN", b"Infinity"
 _LEDGER_FIELDS = {"hold_id", "rollout_id", "amount_nano", "bound_nano", "charged_nano", "state", "scopes"}
 _HIDDEN = {"task_embedding", "task_embedder", "credited"}
 SUMMARY = (
@@ -69,7 +70,7 @@ def clean(value: Any) -> Any:
 
 def needs_cleaning(record: bytes) -> bool:
     """Whether `clean` might change a journal record. Searching its bytes is a hundred times cheaper."""
-    return any(mark in record for mark in _UNCLEAN)
+    return _NUL in record or _SURROGATE in record or _NAN in record or _INFINITY in record
 
 
 def at(us: int | None) -> datetime | None:
@@ -99,11 +100,16 @@ def _table_row(table: Table, record: Mapping[str, Any]) -> Row:
     return {name: at(get(us)) if us else get(name) for name, us in _cells(table)}
 
 
+def field_of(column: str) -> str:
+    """The field of a record from which a column comes."""
+    return f"{column[:-3]}_us" if column.endswith("_at") else column
+
+
 @lru_cache(maxsize=32)
 def _cells(table: Table) -> Sequence[tuple[str, str | None]]:
     """The columns of a table, and for those of times the field of the record that gives them."""
     names = [column.name for column in table.columns if column.name not in _HIDDEN]
-    return [(name, f"{name[:-3]}_us" if name.endswith("_at") else None) for name in names]
+    return [(name, field_of(name) if name.endswith("_at") else None) for name in names]
 
 
 def won_plan(request: Any, plan: Any, pool: Any, cost_nano: int) -> WonPlan:
@@ -139,7 +145,7 @@ def _rollout_rows(record: Mapping[str, Any], payload: Mapping[str, Any], embeddi
         row["plan_logprobs"] = raw["plan_logprobs"]  # a float array holds -inf, which jsonb could not
     steps = [_table_row(tables.steps, s | {"rollout_id": rollout_id}) for s in record["steps"]]
     to_grade = grading_row(rollout)
-    to_continue = _continuation_rows(rollout, record)
+    to_continue = continuation_rows(rollout, record)
     graded = [to_grade] if to_grade else []
     turns = _turn_rows(rollout)
     return Rows([rollout], rounds, steps, gradings=graded, continuations=to_continue, turns=turns)
@@ -151,7 +157,7 @@ def _turn_rows(rollout: Row) -> list[Row]:
     return [] if turn is None else [asdict(turn) | {"key_id": rollout["key_id"]}]
 
 
-def _continuation_rows(rollout: Row, record: Mapping[str, Any]) -> list[Row]:
+def continuation_rows(rollout: Row, record: Mapping[str, Any]) -> list[Row]:
     """The marks of the conversation's next turn, and until when they count."""
     given_at, worker = rollout["finished_at"] or rollout["created_at"], record.get("answered_by")
     whose = {"key_id": rollout["key_id"], "worker": worker, "rollout_id": rollout["id"], "facts": record.get("facts")}
@@ -191,10 +197,15 @@ def _ledger_row(event: Event, payload: Mapping[str, Any]) -> Row:
         "rollout_id": payload.get("rollout_id"),
         "kind": kind,
         "amount_nano": payload[amount],
-        "scopes": [[s, None] if isinstance(s, str) else list(s) for s in payload.get("scopes") or []],
+        "scopes": scope_pairs(payload.get("scopes")),
         "detail": {key: value for key, value in payload.items() if key not in _LEDGER_FIELDS},
         "at": at(event.ts_us),
     }
+
+
+def scope_pairs(scopes: Sequence[Any] | None) -> list[list[Any]]:
+    """Scopes with their limits, where an event may name the scope alone. Raises TypeError."""
+    return [[scope, None] if isinstance(scope, str) else list(scope) for scope in scopes or []]
 
 
 def outcome_row(outcome: Outcome) -> Row:

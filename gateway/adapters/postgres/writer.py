@@ -1,21 +1,23 @@
 """The log's writer: it turns journal records into rows, one transaction a batch.
 
-Inserts are idempotent, so a batch may be stored again after a crash. A batch whose data PostgreSQL refuses is halved
-until each poisonous record stands alone; that record goes to `dead_letters` and the others are stored.
+A batch is copied (`copies.py`). Where a row is stored already, as after a crash, or PostgreSQL refuses one, it is
+inserted instead: inserts are idempotent, and a batch whose data PostgreSQL refuses is halved until each poisonous
+record stands alone; that record goes to `dead_letters` and the others are stored.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import psycopg
 from sqlalchemy import Engine, select
 from sqlalchemy.dialects import postgresql as pg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
-from gateway.adapters.postgres import rows
+from gateway.adapters.postgres import copies, rows
+from gateway.adapters.postgres.copies import LogRecord
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.tables import dead_letters, metadata
 from gateway.core.log.events import parse
@@ -40,22 +42,6 @@ class Delivery:
     newest_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """One journal record. `kind` is None if the bytes are not an event, `error` is None for a good record."""
-
-    payload: bytes
-    kind: str | None
-    ts_us: int
-    new: rows.Rows = field(default_factory=rows.Rows)
-    error: str | None = None
-
-    @property
-    def is_request(self) -> bool:
-        """Whether it is the rollout of a client's request, and not of a loop inside one."""
-        return self.kind == "rollout" and all(row["parent_id"] is None for row in self.new.rollouts)
-
-
 class LogWriter:
     """Every call blocks. The engine's owner disposes of it. `embedding` computes the vectors of questions that were
     logged without one; None: an endpoint computes vectors, and a question that it gave none stays without."""
@@ -64,13 +50,29 @@ class LogWriter:
         self._engine = engine
         self._embedding = embedding
 
+    def read(self, payloads: Sequence[bytes]) -> list[LogRecord]:
+        """Convert records to rows. It needs no database, and may run while another batch is stored."""
+        records = [_fast(payload) or _record(payload, self._embedding) for payload in payloads]
+        try:
+            copies.fill_vectors(records, self._embedding)
+        except copies.ODD:
+            return [_record(payload, self._embedding) for payload in payloads]
+        return records
+
     def store(self, payloads: Sequence[bytes]) -> Delivery:
+        """`read` and `put`."""
+        return self.put(self.read(payloads))
+
+    def put(self, records: Sequence[LogRecord]) -> Delivery:
         """Store every record, a poisonous one as a dead letter. Raises Unavailable, whose message quotes no client's
         text, while PostgreSQL is away or its schema does not fit."""
-        records = [_record(payload, self._embedding) for payload in payloads]
         try:
+            is_stored = self._copy(records)
+            if not is_stored:
+                records = [_record(each.payload, self._embedding) if each.copied else each for each in records]
             dead = [record for record in records if record.error is not None]
-            dead += self._insert([record for record in records if record.error is None])
+            if not is_stored:
+                dead += self._insert([record for record in records if record.error is None])
             if dead:
                 self._bury(dead)
         except SQLAlchemyError as error:
@@ -82,17 +84,35 @@ class LogWriter:
             newest_us=max((record.ts_us for record in records), default=0),
         )
 
-    def _insert(self, records: Sequence[_Record]) -> list[_Record]:
+    def _copy(self, records: Sequence[LogRecord]) -> bool:
+        """Store the good records in one transaction, by COPY what can be. False: nothing is stored, because nothing can
+        be copied, a row is there already, or PostgreSQL refuses one; `_insert` finds out which."""
+        if not any(record.copied for record in records):
+            return False
+        try:
+            with self._engine.begin() as connection:
+                copies.copy(connection, records)
+                insert_rows(connection, _rows_of(records))
+        except MISSHAPEN:
+            return False
+        except StatementError as error:
+            if not self._is_poison(error):
+                raise
+            return False
+        except psycopg.Error as error:
+            if not self._blames_data(error):
+                raise Unavailable(reason(error), code="store_unavailable") from error
+            return False
+        return True
+
+    def _insert(self, records: Sequence[LogRecord]) -> list[LogRecord]:
         """Insert all records in one transaction. If the data is at fault, halve them and try again. Return the
         poisonous ones."""
         if not records:
             return []
-        new = rows.Rows()
-        for record in records:
-            new.extend(record.new)
         try:
             with self._engine.begin() as connection:
-                insert_rows(connection, new)
+                insert_rows(connection, _rows_of(records))
         except (StatementError, *MISSHAPEN) as error:
             if isinstance(error, StatementError) and not self._is_poison(error):
                 raise
@@ -106,9 +126,12 @@ class LogWriter:
         """Whether the record is at fault, and not the server, the network or a missing migration."""
         if not isinstance(error, DBAPIError):
             return True  # a value that could not be bound
-        state = getattr(error.orig, "sqlstate", None)
+        return self._blames_data(error.orig)
+
+    def _blames_data(self, error: BaseException | None) -> bool:
+        state = getattr(error, "sqlstate", None)
         if state is None:
-            return isinstance(error.orig, psycopg.DataError | psycopg.ProgrammingError)
+            return isinstance(error, psycopg.DataError | psycopg.ProgrammingError)
         return state[:2] in POISON_CLASSES or (state[:2] == "42" and self._schema_fits())
 
     def _schema_fits(self) -> bool:
@@ -121,7 +144,7 @@ class LogWriter:
             return False
         return True
 
-    def _bury(self, dead: Sequence[_Record]) -> None:
+    def _bury(self, dead: Sequence[LogRecord]) -> None:
         values = [
             {
                 "digest": hashlib.sha256(record.payload).hexdigest(),
@@ -135,15 +158,32 @@ class LogWriter:
             connection.execute(pg.insert(dead_letters).on_conflict_do_nothing(), values)
 
 
-def _record(payload: bytes, embedding: Embedding | None) -> _Record:
+def _rows_of(records: Sequence[LogRecord]) -> rows.Rows:
+    """What statements insert."""
+    new = rows.Rows()
+    for record in records:
+        if record.new is not None:
+            new.extend(record.new)
+    return new
+
+
+def _fast(payload: bytes) -> LogRecord | None:
+    try:
+        return copies.read(payload)
+    except copies.ODD:
+        return None
+
+
+def _record(payload: bytes, embedding: Embedding | None) -> LogRecord:
     kind, ts_us = None, 0
     try:
         event = parse(payload)
         kind, ts_us = str(event.kind), int(event.ts_us)
-        is_clean = not rows.needs_cleaning(payload)
-        return _Record(payload, kind, ts_us, rows.event_rows(event, is_clean=is_clean, embedding=embedding))
+        new = rows.event_rows(event, is_clean=not rows.needs_cleaning(payload), embedding=embedding)
     except MISSHAPEN as error:
-        return _Record(payload, kind, ts_us, error=reason(error))
+        return LogRecord(payload, kind, ts_us, error=reason(error))
+    is_request = kind == "rollout" and all(row["parent_id"] is None for row in new.rollouts)
+    return LogRecord(payload, kind, ts_us, is_request, new=new)
 
 
 def reason(error: BaseException) -> str:
