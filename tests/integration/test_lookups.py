@@ -17,9 +17,11 @@ from gateway.adapters.postgres.database import (
     Absences,
     Lookups,
     Vector,
+    async_engine,
     lookup_engine,
     transaction,
 )
+from gateway.adapters.postgres.store import PostgresStore
 from gateway.errors import Unavailable
 from tests.waiting import until
 
@@ -137,3 +139,11 @@ async def test_what_is_there_is_searched_each_time_and_looked_at_rarely(absences
     looks.now_s += PRESENT_S
     await absences.look("a key", NOTHING, {})
     assert absences.known("a key")
+
+
+async def test_a_key_is_read_without_a_transaction(database_url: str) -> None:
+    away = async_engine("postgresql://127.0.0.1:1/none")
+    engine = lookup_engine(database_url, statement_timeout_s=20.0)
+    assert await PostgresStore(away, lookups=engine).key_get("abc124") is None
+    await engine.dispose()
+    await away.dispose()

@@ -23,7 +23,7 @@ import psycopg
 from psycopg import sql
 from psycopg.adapt import Dumper
 from psycopg.pq import Format, TransactionStatus
-from sqlalchemy import URL, Engine, TextClause, create_engine, make_url, text
+from sqlalchemy import URL, Engine, Select, TextClause, create_engine, make_url, text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -255,7 +255,7 @@ class _Lost(psycopg.OperationalError):
     """The server had closed the connection."""
 
 
-def placeholders(statement: TextClause) -> str:
+def placeholders(statement: TextClause | Select[Any]) -> str:
     """The statement with psycopg's placeholders, for `Lookups`."""
     return str(statement.compile(dialect=_DIALECT))
 

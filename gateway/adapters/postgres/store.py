@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from psycopg import sql
-from sqlalchemy import ColumnElement, Select, Table, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Select, Table, bindparam, func, literal_column, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -59,6 +59,11 @@ PLANS_BY_SIMILARITY = placeholders(query("plans_near", cosine=fragment("cosine")
 PLANS_BY_TYPE = placeholders(query("plans_near", cosine=sql.Literal(0)))
 BY_TIME = placeholders(query("experience_near", cosine=sql.Literal(0)))
 EXPERIENCE_EXISTS, WON_EXISTS = placeholders(query("experience_exists")), placeholders(query("won_exists"))
+KEY = placeholders(
+    select(keys, *ORG_COLUMNS)
+    .select_from(keys.outerjoin(orgs, orgs.c.name == keys.c.org))
+    .where(keys.c.public_id == bindparam("public_id"))
+)
 _COLUMNS = ("completion_id", "created_at", "finished_at", "status", "request", "reply", "error")
 _PART_KEYS: dict[str, tuple[str, ...]] = {"rounds": ("rollout_id", "round"), "steps": ("rollout_id", "round", "step")}
 ERASED = "the response was deleted"
@@ -98,13 +103,12 @@ class PostgresStore:
 
     async def key_get(self, public_id: str) -> KeyRow | None:
         """A key with its organisation in one query, because requests wait for it."""
-        query = select(keys, *ORG_COLUMNS).select_from(keys.outerjoin(orgs, orgs.c.name == keys.c.org))
-        async with self.begin() as connection:
-            row = (await connection.execute(query.where(keys.c.public_id == public_id))).mappings().first()
-        if row is None:
+        rows = await self._lookups.rows(KEY, {"public_id": public_id})
+        if not rows:
             return None
-        own = {column.name: row[column.name] for column in keys.columns}
-        org = {column.name: row[f"org_{column.name}"] for column in orgs.columns}
+        row = rows[0]
+        own = dict(zip((column.name for column in keys.columns), row, strict=False))
+        org = dict(zip((column.name for column in orgs.columns), row[len(own) :], strict=True))
         return key_row(own, None if org["name"] is None else org_row(org))
 
     # ---------------------------------------------------------------- rollouts and outcomes
