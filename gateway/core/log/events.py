@@ -7,8 +7,8 @@ so that inserts stay at the end of an index.
 from __future__ import annotations
 
 import json
-import marshal
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ import msgspec
 from gateway.core.openai.body import parse_json
 
 _encode = msgspec.json.Encoder(order="sorted").encode
-_NONFINITE = (b"\xf0\x7f", b"\xf0\xff", b"\xf8\x7f", b"\xf8\xff")  # the ends of ±inf and NaN as doubles
-_LAST = (b"\x7f", b"\xff")  # the last bytes of these: one byte is found much faster than two
+_pack = msgspec.msgpack.Encoder().encode
+_NONFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # the beginning of ±inf and NaN as doubles of MessagePack
 _PIECE_BYTES = 16
 _PIECES = 256
 _pieces: list[bytes] = []  # of the system's randomness, fetched many at once; each is used by one identifier
@@ -89,7 +89,7 @@ class Event:
 def canonical(event: Event) -> bytes:
     """The one byte form: sorted keys, no spaces, UTF-8 (lone surrogates kept). Equal events have equal bytes."""
     record = {"id": event.id, "kind": event.kind, "ts_us": event.ts_us, "payload": event.payload}
-    with suppress(TypeError, ValueError, RecursionError):
+    with suppress(TypeError, ValueError, OverflowError, RecursionError):
         if not _may_hold_nonfinite(record):
             return _encode(record)
     return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
@@ -98,11 +98,9 @@ def canonical(event: Event) -> bytes:
 
 
 def _may_hold_nonfinite(record: Any) -> bool:
-    """Whether NaN or an infinity may be in it: msgspec would write them as null. `marshal` writes a float as its eight
-    bytes, exponent last, so this looks for exponents of ones; other bytes may look the same. Raises ValueError for
-    values of other types than JSON's."""
-    plain = marshal.dumps(record)
-    return any(last in plain for last in _LAST) and any(mark in plain for mark in _NONFINITE)
+    """Whether NaN or an infinity may be in it: msgspec would write them as null. MessagePack has a double as its eight
+    bytes behind a mark; other bytes may look the same. Raises TypeError or ValueError for what it cannot encode."""
+    return _NONFINITE.search(_pack(record)) is not None
 
 
 def parse(data: bytes) -> Event:

@@ -159,14 +159,24 @@ def close_record(record: RolloutRecord, now_us: int) -> None:
 
 def as_payload(record: RolloutRecord) -> Mapping[str, Any]:
     """The journal's payload of a rollout: nested plain dicts and lists, sharing what is plain already."""
-    steps = [_plain(step) | {"attempts": [_attempt(one) for one in step.attempts]} for step in record.steps]
-    return _plain(record) | {"rounds": [_plain(one) for one in record.rounds], "steps": steps}
+    payload = _plain(record)
+    payload["rounds"] = [_plain(one) for one in record.rounds]
+    payload["steps"] = steps = [_plain(step) for step in record.steps]
+    for plain, step in zip(steps, record.steps, strict=True):
+        plain["attempts"] = [_attempt(one) for one in step.attempts]
+    return payload
 
 
 def _attempt(record: AttemptRecord) -> dict[str, Any]:
     """An attempt; `worker`, `verdict`, `cut`, `summary`, `tool` and `named` only where it has them."""
-    plain, rare = _plain(record), ("worker", "verdict", "cut", "summary", "tool", "named")
-    return {name: value for name, value in plain.items() if value is not None or name not in rare}
+    plain = _plain(record)
+    for name in _RARE:
+        if plain[name] is None:
+            del plain[name]
+    return plain
+
+
+_RARE = ("worker", "verdict", "cut", "summary", "tool", "named")
 
 
 def _plain(record: RolloutRecord | RoundRecord | StepRecord | AttemptRecord) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -13,15 +14,19 @@ from hypothesis import strategies as st
 from gateway.core.access.keys import mint
 from gateway.core.log.redact import (
     DEPTH_MAX,
+    FROM_OUTSIDE,
     LONG_CHARS,
+    NOBODYS_TEXT,
+    ROUND_FROM_OUTSIDE,
     SECRET,
+    STEP_FROM_OUTSIDE,
     TOKEN_FIELDS,
     Redactor,
     apply_mode,
     luhn,
     scrub,
 )
-from gateway.core.log.rollout import AttemptRecord, as_payload
+from gateway.core.log.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload
 from gateway.core.loop.experience import question_text
 from tests.records import a_rollout, a_round, a_step
 
@@ -260,6 +265,24 @@ def test_a_clean_payload_is_not_walked(text: str, monkeypatch: pytest.MonkeyPatc
     payload = a_payload(text)
     assert apply_mode(payload, "full", Redactor([KNOWN])) == payload
     assert walked == []
+
+
+OWN = {  # texts that Baton makes itself, and parts that are looked through or left alone by themselves
+    RolloutRecord: {"id", "key_id", "pool_hash", "completion_id", "request_id", "parent_id", "pool_revision", "status"}
+    | {"log_mode", "rounds", "steps"},
+    RoundRecord: {"prompt_hash", "schema_hash"},
+    StepRecord: {"kind", "see", "status", "child_rollout_id"},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "searched"),
+    [(RolloutRecord, FROM_OUTSIDE), (RoundRecord, ROUND_FROM_OUTSIDE), (StepRecord, STEP_FROM_OUTSIDE)],
+)
+def test_every_field_that_may_hold_text_is_searched(kind: Any, searched: tuple[str, ...]) -> None:
+    numbers = {"int", "float", "bool", "int | None", "float | None", "list[float] | None"}
+    texts = {one.name for one in fields(kind) if one.type not in numbers}
+    assert texts - OWN[kind] - set(NOBODYS_TEXT) == set(searched)
 
 
 def test_a_provider_key_in_an_upstream_error_is_removed() -> None:
