@@ -28,6 +28,14 @@ class _CachedRow:
     asked_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _KnownHeader:
+    """What a header came to that was checked: the row whose secret it has, and the Principal of that row."""
+
+    row: KeyRow
+    principal: Principal
+
+
 class Authenticator:
     """Authenticates requests. `peppers` are by version; each key is checked under the one it was made with. `lookup_s`
     bounds one look-up in seconds."""
@@ -51,16 +59,33 @@ class Authenticator:
         self._lookup_s = lookup_s
         self._cached_keys_max = cached_keys_max
         self._cache: OrderedDict[str, _CachedRow] = OrderedDict()
+        self._known: OrderedDict[tuple[str, KeyClass], _KnownHeader] = OrderedDict()  # by header
         self._lookups: dict[str, asyncio.Task[KeyRow | None]] = {}
 
     async def authenticate(self, header: str | None, key_class: KeyClass) -> Principal:
         """The Principal of a request with this Authorization header, on a listener for keys of this class. Raises
         Unauthorized, and Unavailable if the store fails and no recent row of the key is cached."""
-        parsed = _parse(header, key_class)
-        row = await self._row(parsed.public_id)
+        known = self._known.get((header or "", key_class))
+        if known is not None:
+            row = await self._row(known.row.public_id)
+            if row is known.row:
+                return known.principal  # the header was checked against this very row
+            parsed = _parse(header, key_class)
+        else:
+            parsed = _parse(header, key_class)
+            row = await self._row(parsed.public_id)
         if row is None or not self._is_secret_of(parsed, row):
             raise _unauthorized("This gateway does not know this API key. Check that this gateway issued it.")
-        return _usable(row)
+        owner = _usable(row)
+        if row.previous_digest is None:  # else the header may hold the previous secret, which ends at a time
+            self._know((header or "", key_class), _KnownHeader(row, owner))
+        return owner
+
+    def _know(self, header: tuple[str, KeyClass], known: _KnownHeader) -> None:
+        self._known[header] = known
+        self._known.move_to_end(header)
+        if len(self._known) > self._cached_keys_max:
+            self._known.popitem(last=False)
 
     async def owner(self, public_id: str) -> Principal:
         """The Principal of a key whose request was accepted before. Raises Unauthorized for a key that may no longer
