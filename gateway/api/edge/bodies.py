@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import Request
 
+from gateway.api.edge.headers import header_map
 from gateway.api.edge.stack import read_json
 from gateway.core.access.audit import Act
 from gateway.core.access.keys import KeyClass, Principal, may_change
@@ -43,8 +44,9 @@ async def _owner_of(
     request: Request, authenticator: Authenticator, key_class: KeyClass, bearer: str | None = None
 ) -> Principal:
     """The key of a request, which its line in the access log names."""
-    principal = await authenticator.authenticate(bearer or request.headers.get("authorization"), key_class)
-    request.state.key_id = principal.public_id
+    header = bearer or header_map(request.scope).get("authorization")
+    principal = await authenticator.authenticate(header, key_class)
+    request.scope["state"]["key_id"] = principal.public_id
     return principal
 
 

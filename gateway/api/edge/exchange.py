@@ -33,6 +33,16 @@ class ClientMessages:
         """Whether all of the body has been received, so that its first read does not wait."""
         return not self._cycle.more_body
 
+    def whole_body(self) -> bytearray | None:
+        """The body, where all of it has been received and nothing was read of it; None: call this object for it."""
+        cycle = self._cycle
+        if cycle.more_body or cycle.disconnected or cycle.response_complete or cycle.waiting_for_100_continue:
+            return None
+        cycle.flow.resume_reading()
+        cycle.message_event.clear()
+        body, cycle.body = cycle.body, bytearray()
+        return body
+
     def departure(self) -> asyncio.Future[None]:
         """What is done once the client has left. One caller at a time; it may cancel it."""
         self._departure = departure = asyncio.get_running_loop().create_future()

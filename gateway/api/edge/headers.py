@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from gateway.core.access.depth import DEPTH_HEADER
 from gateway.core.loop.caps import CAP_HEADERS
@@ -58,9 +58,23 @@ def headers_of(running: Running) -> dict[str, str]:
     return headers
 
 
-def header_map(request: Request) -> dict[str, str]:
-    """The headers of a request, of each name the first: Starlette decodes all of them for each look at one."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(request.scope["headers"])}
+def header_map(scope: Scope) -> dict[str, str]:
+    """The headers of a request, of each name the first, decoded once: Starlette looks through all of them for each look
+    at one."""
+    state, pairs = scope.setdefault("state", {}), scope["headers"]
+    known: tuple[Any, dict[str, str]] | None = state.get("header_map")
+    if known is None or known[0] is not pairs:  # options of the body replace the list
+        known = pairs, {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(pairs)}
+        state["header_map"] = known
+    return known[1]
+
+
+def own_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Those of Baton's headers that a request has; most have none. Raises BadRequest as `check_headers`."""
+    own = {name: text for name, text in headers.items() if name.startswith(PREFIX)}
+    if own:
+        check_headers(own)
+    return own
 
 
 def check_headers(names: Iterable[str]) -> None:
@@ -74,11 +88,12 @@ def check_headers(names: Iterable[str]) -> None:
             )
 
 
-def take_options(request: Request, body: Any) -> None:
+def take_options(request: Request, body: Any) -> bool:
     """Remove the object `baton` from a body and set its options as headers: `max_cost_usd` as `x-baton-max-cost-usd`.
-    They replace headers of the same names. Raises BadRequest for an unknown option and for one of another type."""
+    They replace headers of the same names. Return whether there was one. Raises BadRequest for an unknown option and
+    for one of another type."""
     if not isinstance(body, dict) or "baton" not in body:
-        return
+        return False
     options = body.pop("baton")
     if not isinstance(options, dict):
         raise BadRequest("`baton` must be an object", param="baton", code="invalid_type")
@@ -86,6 +101,7 @@ def take_options(request: Request, body: Any) -> None:
     headers = request.scope["headers"]
     others = [pair for pair in headers if pair[0] not in values]
     request.scope["headers"] = [*others, *values.items()]
+    return True
 
 
 def _option_header(name: str) -> bytes:

@@ -20,6 +20,7 @@ from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.edge.access import CLIENT_CLOSED_REQUEST
+from gateway.api.edge.headers import header_map
 from gateway.api.edge.stack import never_gone, reply, unless_gone
 from gateway.core.access.idempotency import (
     CHARS_MAX,
@@ -59,7 +60,7 @@ class Idempotency:
         Raises BadRequest for a malformed key, IdempotencyReused (422), IdempotencyRunning (409), Conflict where the
         first reply was not stored, Unavailable while the store is away.
         """
-        key = request.headers.get(IDEMPOTENCY_HEADER)
+        key = header_map(request.scope).get(IDEMPOTENCY_HEADER)
         if key is None:
             return await serve(request)
         if not 0 < len(key) <= CHARS_MAX:

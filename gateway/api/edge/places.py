@@ -86,17 +86,26 @@ class RequestPlaces:
     @contextmanager
     def sending(self, key: str) -> Iterator[None]:
         """Count a body among those that this key sends. Raises RateLimited for one too many."""
-        if self._sending[key] >= self.served_max:
-            raise RateLimited(
-                f"This key already sends {self.served_max} bodies; let them end first.", retry_after_s=BODY_WAIT_S
-            )
-        self._sending[key] += 1
+        self.begin_sending(key)
         try:
             yield
         finally:
-            self._sending[key] -= 1
-            if not self._sending[key]:
-                del self._sending[key]
+            self.end_sending(key)
+
+    def begin_sending(self, key: str) -> None:
+        """Count a body among those that this key sends, until `end_sending`. Raises RateLimited for one too many."""
+        sending = self._sending.get(key, 0)
+        if sending >= self.served_max:
+            raise RateLimited(
+                f"This key already sends {self.served_max} bodies; let them end first.", retry_after_s=BODY_WAIT_S
+            )
+        self._sending[key] = sending + 1
+
+    def end_sending(self, key: str) -> None:
+        """Count a body out."""
+        self._sending[key] -= 1
+        if not self._sending[key]:
+            del self._sending[key]
 
 
 class RequestPlace:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.edge.access import Accesses, note_error
 from gateway.api.edge.exchange import ClientMessages
+from gateway.api.edge.headers import header_map
 from gateway.api.edge.places import RequestPlace, RequestPlaces, overloaded, spends
 from gateway.api.edge.refusals import MESSAGES, OPENAI_VERSION, Refusals
 from gateway.core.anthropic.reply import VERSION_HEADER, error_body, error_status
@@ -99,7 +100,7 @@ class Edge:
                     headers += [(b"openai-processing-ms", b"%d" % took_ms), (b"openai-version", OPENAI_VERSION)]
                 if scope["path"].startswith(MESSAGES):
                     headers.append((b"request-id", request_id.encode()))
-                if not any(name == b"access-control-expose-headers" for name, _ in headers):
+                if b"access-control-expose-headers" not in dict(headers):
                     headers.append((b"access-control-expose-headers", b"X-Request-ID"))
                 if self._leaving():
                     headers.append((b"connection", b"close"))
@@ -234,14 +235,24 @@ async def read_json(request: Request, bytes_max: int, key: str) -> Any:
     many bodies at the same time, Unavailable where no place is left, BadRequest for a body that is no JSON or holds too
     many values, ClientLeft.
     """
-    declared = request.headers.get("content-length", "")
+    declared = header_map(request.scope).get("content-length", "")
     if declared.isdigit() and int(declared) > bytes_max:
         raise TooLarge(f"the body is over {bytes_max} bytes")
-    place: RequestPlace = request.state.place
-    with place.places.sending(key):
-        data, body = bytearray(), _Body(request.receive, bytes_max, request.state.pace)
-        while not body.is_over:
-            data += await body.next()
+    state, data = request.scope["state"], bytearray()
+    place: RequestPlace = state["place"]
+    place.places.begin_sending(key)
+    try:
+        receive = request.receive
+        if isinstance(receive, ClientMessages) and (whole := receive.whole_body()) is not None:
+            data = whole
+            if len(data) > bytes_max:
+                raise TooLarge(f"the body is over {bytes_max} bytes")
+        else:
+            body = _Body(receive, bytes_max, state["pace"])
+            while not body.is_over:
+                data += await body.next()
+    finally:
+        place.places.end_sending(key)
     await place.take()
     return decode_json(data)
 
@@ -322,15 +333,19 @@ async def never_gone() -> Message:
 async def unless_gone(receive: Receive, work: Awaitable[T], leave: Callable[[], None]) -> T | None:
     """The result of `work`; None where the client left first: then `leave` is called and `work` is cancelled."""
     working = asyncio.ensure_future(work)
-    leaving = receive.departure() if isinstance(receive, ClientMessages) else asyncio.ensure_future(gone(receive))
-    either = asyncio.get_running_loop().create_future()
+    leaving: asyncio.Task[None] | None = None
+    if isinstance(receive, ClientMessages):
+        either = receive.departure()
+    else:
+        leaving, either = asyncio.ensure_future(gone(receive)), asyncio.get_running_loop().create_future()
 
     def wake(_: object) -> None:
         if not either.done():
             either.set_result(None)
 
     working.add_done_callback(wake)
-    leaving.add_done_callback(wake)
+    if leaving is not None:
+        leaving.add_done_callback(wake)
     try:
         await either
         if working.done():
@@ -338,7 +353,8 @@ async def unless_gone(receive: Receive, work: Awaitable[T], leave: Callable[[], 
         leave()
         return None
     finally:
-        leaving.cancel()  # ends by itself, in the next turn of the loop
+        if leaving is not None:
+            leaving.cancel()  # ends by itself, in the next turn of the loop
         if not working.done():
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)

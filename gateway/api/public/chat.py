@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.edge.access import CLIENT_CLOSED_REQUEST
 from gateway.api.edge.bodies import data_key, number, query_number
-from gateway.api.edge.headers import OWN_HEADERS, check_headers, header_map, headers_of, take_options
+from gateway.api.edge.headers import OWN_HEADERS, header_map, headers_of, own_headers, take_options
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.edge.spec import header_parameters
 from gateway.api.edge.stack import Json, Router, read_json, unless_gone
@@ -84,9 +84,9 @@ class OpenAIApi:
                 raise
             entry.counts = False  # until it is known what it asks for
             request.state.entry = entry
-            take_options(request, body)
-            inner = Request(request.scope, request.receive)  # with the headers that the options became
-            return await self.idempotency.answer(inner, principal, body, lambda r: serve(r, principal, body))
+            if take_options(request, body):
+                request = Request(request.scope, request.receive)  # with the headers that the options became
+            return await self.idempotency.answer(request, principal, body, lambda r: serve(r, principal, body))
 
     async def serve(self, request: Request, principal: Principal, body: Any) -> Response:
         """Serve a chat request whose body was read."""
@@ -112,17 +112,17 @@ class OpenAIApi:
     ) -> Running:
         """Admit a chat request under the headers it came with, and start it. `response`, `prefix`: see
         `RequestContext`."""
-        headers, state = header_map(request), request.scope.get("state", {})
-        check_headers(headers)
+        headers, state = header_map(request.scope), request.scope["state"]
+        own = own_headers(headers)
         context = RequestContext(
             principal=principal,
             chat=chat,
-            caps=caps_from_headers(headers),
-            pool=headers.get("x-baton-pool"),
-            rounds=_whole_number(headers, "x-baton-rounds", 1, ROUNDS_MAX),
-            quality=_whole_number(headers, "x-baton-quality", 0, QUALITY_MAX),
-            depth=_depth(headers.get(DEPTH_HEADER), self.depth_secret),
-            sticky=_wanted(headers, "x-baton-sticky", default=True),
+            caps=caps_from_headers(own) if own else {},
+            pool=own.get("x-baton-pool"),
+            rounds=_whole_number(own, "x-baton-rounds", 1, ROUNDS_MAX),
+            quality=_whole_number(own, "x-baton-quality", 0, QUALITY_MAX),
+            depth=_depth(own.get(DEPTH_HEADER), self.depth_secret),
+            sticky=_wanted(own, "x-baton-sticky", default=True),
             response=response,
             prefix=prefix,
             entry=state.get("entry"),
@@ -130,8 +130,8 @@ class OpenAIApi:
             request_id=state.get("request_id"),
             traceparent=headers.get("traceparent"),
             arrived_s=state.get("began_s"),
-            progress=_progress(headers, self.progress),
-            session=session_from_headers(headers),
+            progress=_progress(own, self.progress),
+            session=session_from_headers(own) if own else None,
             kept=state.get("kept"),
         )
         return await self.completer.start(context)
@@ -239,7 +239,7 @@ def _progress(headers: Mapping[str, str], default: Progress) -> Progress:
 
 def _depth(header: str | None, secret: bytes) -> int:
     """0 for a client; for another gateway, one more than the depth that its signature proves."""
-    depth = verify(header, secret)
+    depth = None if header is None else verify(header, secret)
     return 0 if depth is None else depth + 1
 
 

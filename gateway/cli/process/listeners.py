@@ -91,7 +91,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._enter("head")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        """As uvicorn's, which a call to it would double."""
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
         self._header_bytes += len(name) + len(value) + HEADER_OVERHEAD
 
     def on_headers_complete(self) -> None:
