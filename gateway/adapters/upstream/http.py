@@ -18,7 +18,7 @@ from gateway.adapters.upstream.sse import DONE, SseEvent, SseParser
 from gateway.core.access import depth
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import Endpoint
-from gateway.core.openai.reply import TextChunk, chunks_of, text_chunk
+from gateway.core.openai.reply import TextChunk, chunks_of, read_text
 from gateway.core.openai.responses.outbound import Chunks, to_completion, to_request
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.texts import as_chat, check_embeddings, chunk_as_chat
@@ -113,13 +113,7 @@ class HttpWorkers:
         chunks, reply = self._chunks(call, body, content, response, deadline, call.timeout_s), call.so_far
         async with aclosing(chunks):
             while (together := await chunks.next()) is not None:
-                for chunk in together:
-                    if isinstance(chunk, TextChunk):
-                        choice = chunk.choices[0]
-                        reply.add_text(choice.index, choice.delta.content)
-                    else:
-                        reply.add(chunk["choices"])
-                        reply.about(chunk)
+                reply.add_all(together)
         head, usage = chunks.end()
         completion = check_completion({**head, "object": "chat.completion", **reply.body()})
         return WorkerReply(completion | {"usage": usage_body(usage)}, usage)
@@ -156,8 +150,9 @@ class HttpWorkers:
         chunks = self._chunks(call, body, content, response, deadline, self._chunk_gap_s_max)
         async with aclosing(chunks):
             while (together := await chunks.next()) is not None:
-                for chunk in together:
-                    yield chunk.as_json() if isinstance(chunk, TextChunk) else chunk
+                each: Any
+                for each in together:
+                    yield each
         yield last_chunk(*chunks.end())
 
     def _chunks(
@@ -169,8 +164,10 @@ class HttpWorkers:
         deadline: float,
         gap_s_max: float,
     ) -> WorkerStream:
+        is_chat = call.endpoint == "chat" and not asks_responses(call)
         pieces, parser = replies.Pieces(response, self._reply_bytes_max), SseParser(self._event_bytes_max)
-        events = replies.ReplyEvents(response, pieces, parser, deadline, gap_s_max)
+        read = read_text if is_chat else None
+        events = replies.ReplyEvents(response, pieces, parser, read, deadline, gap_s_max)
         return WorkerStream(call, body, len(content), events, self._secrets.get(call.worker.name))
 
     async def _opened(
@@ -240,7 +237,7 @@ class StreamTally:
         self._usage: Usage | None = None
         self.text_bytes = 0
         self._head: dict[str, Any] = dict(HEAD)
-        self._text: TextChunk | None = None  # the latest chunk, where it holds nothing but text
+        self.text: TextChunk | None = None  # the latest chunk, where it holds nothing but text
 
     def add(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         """Count a chunk. Returns its part of the reply, without the usage, which comes at the end; or None."""
@@ -257,11 +254,6 @@ class StreamTally:
             self._finished = self._finished or bool(choice.get("finish_reason"))
         return chunk if choices else None
 
-    def add_text(self, chunk: TextChunk) -> None:
-        """`add`, of a chunk that holds nothing but text."""
-        self._text, text = chunk, chunk.choices[0].delta.content
-        self.text_bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
-
     def end(self, call: WorkerCall, body: Mapping[str, Any], request_bytes: int) -> tuple[dict[str, Any], Usage]:
         """What names the reply, and the usage to bill. Raises UpstreamProtocol if the stream ended too early."""
         if not (self.done or self._finished):
@@ -271,9 +263,9 @@ class StreamTally:
         return {**head, "model": head["model"] or call.worker.model}, usage
 
     def _current_head(self) -> dict[str, Any]:
-        if (text := self._text) is not None:
+        if (text := self.text) is not None:
             self._head |= {"id": text.id, "created": text.created, "model": text.model}
-            self._text = None
+            self.text = None
         return self._head
 
 
@@ -290,13 +282,12 @@ class WorkerStream:
         call: WorkerCall,
         body: Mapping[str, Any],
         request_bytes: int,
-        events: replies.ReplyEvents,
+        events: replies.ReplyEvents[TextChunk],
         secret: str | None,
     ) -> None:
         self._call, self._body, self._request_bytes = call, body, request_bytes
         self._events, self._secret = events, secret
         self._wire = Chunks() if asks_responses(call) else None
-        self._is_chat = call.endpoint == "chat" and self._wire is None
         self._tally = StreamTally()
         self._error: UpstreamError | None = None
 
@@ -307,15 +298,16 @@ class WorkerStream:
             raise self._error
         if (events := await self._events.next()) is None:
             return None
-        chunks: list[dict[str, Any] | TextChunk] = []
+        tally, chunks = self._tally, list[dict[str, Any] | TextChunk]()
         try:
             for event in events:
-                if event.data == DONE:
-                    self._tally.done = True
-                elif self._is_chat and event.name == "message" and (text := text_chunk(event.data)):
-                    self._tally.add_text(text)
-                    chunks.append(text)
-                elif visible := self._tally.add(parse_chunk(event, self._secret, self._call.endpoint, self._wire)):
+                if isinstance(event, TextChunk):
+                    tally.text, text = event, event.choices[0].delta.content
+                    tally.text_bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+                    chunks.append(event)
+                elif event.data == DONE:
+                    tally.done = True
+                elif visible := tally.add(parse_chunk(event, self._secret, self._call.endpoint, self._wire)):
                     chunks.append(visible)
         except UpstreamError as error:
             count_fault(error, self._request_bytes, 0)

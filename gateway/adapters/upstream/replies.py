@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Generic, TypeVar
 
 import aiohttp
 import httpx
@@ -21,6 +22,7 @@ from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamTimeout
 DRAIN_S = 0.05
 ERROR_BODY_BYTES_MAX = 65_536
 _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
+T = TypeVar("T")
 _TRANSPORT = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError, zlib.error)
 
 
@@ -129,20 +131,27 @@ class Pieces:
                 pass
 
 
-class ReplyEvents:
-    """The events of a reply, those that came together in one list. Each wait ends at the call's deadline, and after the
-    longest gap."""
+class ReplyEvents(Generic[T]):
+    """The events of a reply, those that came together in one list, as `SseParser.feed_to` gives them with `read`. Each
+    wait ends at the call's deadline, and after the longest gap."""
 
     def __init__(
-        self, response: RawReply, pieces: Pieces, parser: SseParser, deadline: float, gap_s_max: float
+        self,
+        response: RawReply,
+        pieces: Pieces,
+        parser: SseParser,
+        read: Callable[[bytes], T] | None,
+        deadline: float,
+        gap_s_max: float,
     ) -> None:
+        self._read = read
         self._response, self._pieces, self._parser = response, pieces, parser
         self._deadline, self._gap_s_max = deadline, gap_s_max
         self._until = deadline
         self._now = asyncio.get_running_loop().time
         self._is_done = self._is_over = False
 
-    async def next(self) -> list[SseEvent] | None:
+    async def next(self) -> list[SseEvent | T] | None:
         """The next events; None at the end. Raises UpstreamError."""
         if self._is_done:
             await self._pieces.drain(self._now() + DRAIN_S)
@@ -152,11 +161,14 @@ class ReplyEvents:
         self._until = min(self._deadline, self._now() + self._gap_s_max)
         self._is_over = piece is None
         try:
-            events = self._parser.end() if piece is None else self._parser.feed(piece)
+            if piece is None:
+                events: list[SseEvent | T] = [*self._parser.end()]
+            else:
+                events = self._parser.feed_to(self._read, piece)
         except SseError as error:
             raise UpstreamProtocol(f"the worker's stream is not an event stream: {error}") from None
         for at, event in enumerate(events, 1):
-            if event.data == DONE:
+            if isinstance(event, SseEvent) and event.data == DONE:
                 self._is_done = True
                 return events[:at]
         return events

@@ -3,11 +3,14 @@ comments."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 
 DONE = "[DONE]"
+T = TypeVar("T")
 
 
 class SseError(ValueError):
@@ -37,26 +40,38 @@ class SseParser:
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Return the events that this chunk completes. Raises SseError."""
-        events: list[SseEvent] = []
+        return self.feed_to(None, chunk)
+
+    def feed_to(self, read: Callable[[bytes], T] | None, chunk: bytes) -> list[SseEvent | T]:
+        """`feed`. `read` is given the data of each event of one line that came in one piece: what it returns stands for
+        the event, unless it raises ValueError or RecursionError."""
+        events: list[Any] = []
         if not (self._line or self._data or self._cr or self._name != "message" or b"\r" in chunk):
-            chunk = self._events(chunk, events)
+            chunk = self._events(read, chunk, events)
         if self._cr:
             self._cr, chunk = not chunk, chunk.removeprefix(b"\n")
         self._cr = self._cr or chunk.endswith(b"\r")
         self._lines(chunk, events)
         return events
 
-    def _events(self, chunk: bytes, events: list[SseEvent]) -> bytes:
+    def _events(self, read: Callable[[bytes], Any] | None, chunk: bytes, events: list[Any]) -> bytes:
         """Read the events that are complete; return the rest. Most are one line of data."""
         *blocks, rest = chunk.split(b"\n\n")
+        bytes_max, add = self.event_bytes_max, events.append
         for block in blocks:
-            if block.startswith(b"data: ") and b"\n" not in block and len(block) <= self.event_bytes_max:
-                events.append(SseEvent(_text(block[6:])))
-            else:
+            if not block.startswith(b"data: ") or b"\n" in block or len(block) > bytes_max:
                 self._lines(block + b"\n\n", events)
+                continue
+            if read is not None:
+                try:
+                    add(read(block[6:]))
+                    continue
+                except (ValueError, RecursionError):
+                    pass
+            add(SseEvent(_text(block[6:])))
         return rest
 
-    def _lines(self, chunk: bytes, events: list[SseEvent]) -> None:
+    def _lines(self, chunk: bytes, events: list[Any]) -> None:
         for piece in chunk.splitlines(keepends=True):  # bytes split only at \n, \r and \r\n
             self._line += piece
             if len(self._line) > self.event_bytes_max:

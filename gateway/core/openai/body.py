@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping
 from typing import Any
 
 import msgspec
@@ -113,3 +113,42 @@ def _items(value: Any) -> Iterable[Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+class AsMapping:
+    """Lets a struct be read as the JSON object that it was decoded from."""
+
+    __slots__ = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The object, as each kind of struct makes it."""
+        return {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.as_json()[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """`Mapping.get`."""
+        return self.as_json().get(name, default)
+
+    def keys(self) -> KeysView[str]:
+        """`Mapping.keys`."""
+        return self.as_json().keys()
+
+    def items(self) -> ItemsView[str, Any]:
+        """`Mapping.items`."""
+        return self.as_json().items()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.as_json())
+
+    def __len__(self) -> int:
+        return len(self.as_json())
+
+    def __eq__(self, other: object) -> bool:
+        return self.as_json() == (other.as_json() if isinstance(other, AsMapping) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+Mapping.register(AsMapping)

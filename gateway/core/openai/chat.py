@@ -200,9 +200,11 @@ _MODELS_ONLY: Mapping[str, tuple[Any, ...]] = {
 
 def choices_in(body: Mapping[str, Any]) -> int:
     """The total number of replies that a body asks of a worker."""
-    prompt = body.get("prompt")
+    prompt, n, best_of = body.get("prompt"), body.get("n"), body.get("best_of")
+    if prompt is None and n is None and best_of is None:
+        return 1
     prompts = len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str | list) else 1
-    return max(int(body.get("n") or 1), int(body.get("best_of") or 1)) * prompts
+    return max(int(n or 1), int(best_of or 1)) * prompts
 
 
 def parse_request(

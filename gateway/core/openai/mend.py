@@ -27,6 +27,9 @@ _ALIASES = {
 _INPUTS = {"function": "arguments", "custom": "input"}
 
 
+_PLAIN = frozenset(("role", "content", "refusal"))  # of a message that needs no mending where its content is text
+
+
 @dataclass(slots=True)
 class _Choice:
     """What is known of one choice of a stream. `ids` maps the vendor's ids to those of Baton."""
@@ -69,6 +72,9 @@ class Mender:
     # ------------------------------------------------------------ whole
 
     def _mend_choice(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        plain = choice.get("message")
+        if type(plain) is dict and _PLAIN.issuperset(plain) and isinstance(plain.get("content"), str):
+            return _with_finish({**choice, "message": dict(plain)})
         message = _with_text(choice.get("message") or {})
         calls = [call for call in _list(message.get("tool_calls")) if isinstance(call, Mapping)][:CALLS_MAX]
         state = _has_state(message, MESSAGE_FIELDS) or (bool(calls) and _has_state(message, REASONING))

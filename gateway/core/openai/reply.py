@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.core.money.amounts import Usage
 from gateway.core.money.details import details_json
+from gateway.core.openai.body import AsMapping
 
 _encode = msgspec.json.Encoder().encode  # NaN and infinities become null
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
@@ -151,7 +152,7 @@ class _Text(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
     content: str
 
 
-class TextChoice(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class TextChoice(AsMapping, msgspec.Struct, forbid_unknown_fields=True, gc=False, eq=False):
     """A choice of a TextChunk."""
 
     index: int
@@ -159,8 +160,12 @@ class TextChoice(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     finish_reason: None = None
     logprobs: None = None
 
+    def as_json(self) -> dict[str, Any]:
+        """The choice as any other choice."""
+        return {"index": self.index, "delta": {"content": self.delta.content}, "finish_reason": None, "logprobs": None}
 
-class TextChunk(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+
+class TextChunk(AsMapping, msgspec.Struct, forbid_unknown_fields=True, gc=False, eq=False):
     """A stream chunk that holds a piece of one choice's text and nothing else, as most chunks do."""
 
     id: str
@@ -172,31 +177,20 @@ class TextChunk(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     def as_json(self) -> dict[str, Any]:
         """The chunk as any other chunk."""
-        choice = self.choices[0]
-        delta = {"content": choice.delta.content}
-        choices = [{"index": choice.index, "delta": delta, "finish_reason": None, "logprobs": None}]
         head = {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
-        return {**head, "choices": choices}
+        return {**head, "choices": [self.choices[0].as_json()]}
 
 
-_read_text = msgspec.json.Decoder(TextChunk).decode
-
-
-def text_chunk(data: str) -> TextChunk | None:
-    """The chunk, where it holds a piece of text and nothing else; None for any other, which its JSON says."""
-    try:
-        return _read_text(data)
-    except (ValueError, RecursionError):
-        return None
-
-
+read_text = msgspec.json.Decoder(TextChunk).decode  # raises ValueError or RecursionError for any other chunk
 _CHUNK_FIELDS = frozenset(TextChunk.__struct_fields__) - {"usage"}
 _CHOICE_FIELDS = frozenset(TextChoice.__struct_fields__)
 
 
 def text_piece(chunk: Mapping[str, Any]) -> tuple[int, str] | None:
-    """(index of the choice, text) of a chunk that holds a piece of one choice's text and nothing else, such as
-    `TextChunk.as_json` makes; None for any other."""
+    """(index of the choice, text) of a chunk with a piece of one choice's text and nothing else; None for others."""
+    if isinstance(chunk, TextChunk):
+        piece = chunk.choices[0]
+        return piece.index, piece.delta.content
     choices = chunk.get("choices")
     if not choices or len(choices) != 1 or not _CHUNK_FIELDS.issuperset(chunk):
         return None
@@ -249,6 +243,17 @@ class ReplyBuilder:
             self._choices.setdefault(index, {"message": {"role": "assistant", "content": None}})
             pieces = self._pieces[index] = []
         pieces.append(text)
+
+    def add_all(self, chunks: Sequence[dict[str, Any] | TextChunk]) -> None:
+        """Add chunks that came together, with what they say about themselves."""
+        for chunk in chunks:
+            if not isinstance(chunk, TextChunk):
+                self.add(chunk["choices"])
+                self.about(chunk)
+            elif (pieces := self._pieces.get((choice := chunk.choices[0]).index)) is not None:
+                pieces.append(choice.delta.content)
+            else:
+                self.add_text(choice.index, choice.delta.content)
 
     def about(self, chunk: Mapping[str, Any]) -> None:
         """Add a chunk's `service_tier` and `system_fingerprint`."""

@@ -8,7 +8,7 @@ none, bytes stay the bound.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.loop.caps import Draw
@@ -182,6 +182,7 @@ class PromptSize:
     tokens_max: int
     tokens: int
     context_tokens: int | None = None
+    worst: WorstCase | None = field(default=None, compare=False)  # of a call for which it was computed with the size
 
 
 def size_in_bytes(spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:
@@ -227,19 +228,20 @@ async def prompt_size(
 ) -> PromptSize:
     """The size of a call's prompt. Counted where it is long, or where its bytes would lower the reply."""
     size = size_in_bytes(spec, body)
-    if size.tokens_max <= UNCOUNTED_BYTES_MAX and _fits(loop, spec, dict(body), share, size):
-        return size
+    if size.tokens_max <= UNCOUNTED_BYTES_MAX and (worst := _fitting(loop, spec, dict(body), share, size)) is not None:
+        return PromptSize(size.tokens_max, size.tokens, worst=worst)
     return await counted_size(tokens, spec, body)
 
 
-def _fits(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, size: PromptSize) -> bool:
-    """Whether the whole output fits beside a prompt of this size."""
+def _fitting(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, size: PromptSize) -> WorstCase | None:
+    """The worst case beside a prompt of this size; None where the whole output does not fit."""
     if size.tokens_max + output_bound(body) > spec.context_tokens:
-        return False
+        return None
     try:
-        return worst_case(loop, spec, body, share, size).lowered_by is None
+        worst = worst_case(loop, spec, body, share, size)
     except CapReached:
-        return False
+        return None
+    return worst if worst.lowered_by is None else None
 
 
 def output_bound(body: Mapping[str, Any]) -> int:

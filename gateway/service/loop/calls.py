@@ -26,7 +26,7 @@ from gateway.core.money.details import sum_details
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.mend import Mender
 from gateway.core.openai.options import custom_names
-from gateway.core.openai.reply import ReplyBuilder, text_piece
+from gateway.core.openai.reply import ReplyBuilder, TextChunk, text_piece
 from gateway.core.openai.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
 from gateway.core.pool.identity import identity_in
 from gateway.core.pool.tools import Tool
@@ -164,7 +164,7 @@ class StepCall:
     ) -> None:
         self._calls, self._loop, self._run, self._body, self._saw = calls, loop, run, body, saw
         self._counted, self._counts = counted, False  # the latter: of the latest attempt, against caps.calls
-        worst = worst_case(loop, run.spec, body, share, size or size_in_bytes(run.spec, body))
+        worst = (size and size.worst) or worst_case(loop, run.spec, body, share, size or size_in_bytes(run.spec, body))
         self._worst, self._input_bound, self.lowered_by = worst.draw, worst.prompt_tokens_max, worst.lowered_by
         self._open, self._started_us = False, 0  # open: the worst case is drawn and not settled
         self._named: dict[str, str] = {}  # who the reply says that it is of
@@ -191,8 +191,8 @@ class StepCall:
             async with aclosing(chunks):
                 try:
                     while chunk is not None:
-                        usage = read_usage(chunk) or usage
-                        if (clean := self._collect(chunk)).get("choices"):
+                        usage = usage if isinstance(chunk, TextChunk) else read_usage(chunk) or usage
+                        if isinstance(clean := self._collect(chunk), TextChunk) or clean.get("choices"):
                             await pass_on(clean)
                         chunk = await anext(chunks, None)
                 except BaseException as error:  # boundary: only observed, for log and money; cancellation included

@@ -22,7 +22,7 @@ from gateway.core.loop.compose import (
 )
 from gateway.core.loop.summary import summary_message
 from gateway.core.openai.parts import MEDIA_TYPES, parts_of_kinds, without_media
-from gateway.core.openai.reply import chunks_of, merge, reply_text, with_one_call
+from gateway.core.openai.reply import TextChunk, chunks_of, merge, reply_text, with_one_call
 from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.openai.vendor import without_state
 from gateway.core.pool.workers import MODEL_KINDS, TOOL_KINDS
@@ -306,7 +306,9 @@ class StepRunner:
             run.record.first_byte_us = run.record.first_byte_us or self._shared.clock.now_us()
             if loop.sink is None:
                 return
-            choices = chunk["choices"]
+            choices: Any = chunk.choices if isinstance(chunk, TextChunk) else chunk["choices"]
+            if isinstance(chunk, TextChunk) and shift is None and loop.shape is None:
+                return await loop.sink.chunk(choices)
             if shift is not None:
                 choices = [{**choice, "index": shift} for choice in choices]
             choices = with_one_call({"choices": choices}, body)["choices"]

@@ -24,6 +24,7 @@ FLAGS_MAX = 1_000
 IDENTITIES_SEEN_MAX = 10_000  # between two calls of `met`
 SINCE = timedelta(days=7)
 FILTERED = ("content_filter", "refusal")
+NAMELESS: Mapping[str, str] = {}
 SERVED: tuple[Signal, ...] = tuple(signal for signal in SIGNALS if signal != "outcome")
 
 
@@ -81,7 +82,16 @@ class WorkerWatch:
             for step in loop.steps:
                 if step.kind in MODEL_KINDS and step.status in ("done", "failed"):
                     self._observe(step.worker, step.worker_version, loop.task_type, served_signals(step))
-                    self._seen |= _identities(step) if len(self._seen) < IDENTITIES_SEEN_MAX else set()
+                    if len(self._seen) < IDENTITIES_SEEN_MAX:
+                        self._note_identities(step)
+
+    def _note_identities(self, step: StepRecord) -> None:
+        """Note who the replies of a step said that they are of."""
+        for attempt in step.attempts:
+            if attempt.error is None and attempt.worker is None:
+                names = attempt.named or NAMELESS
+                model, fingerprint = names.get("model", ""), names.get("system_fingerprint", "")
+                self._seen.add(Identity(step.worker, step.worker_version, model, fingerprint))
 
     async def read(self, limit: int = 1_000) -> None:
         """Observe the outcomes that came since the last call, at most `limit` of each worker. Raises Unavailable."""
@@ -157,22 +167,11 @@ def drift_line(flag: Drift) -> str:
     return f"{what}: {flag.signal} was at most {flag.usual:.2f}, now {flag.now:.2f}, after {flag.results} results"
 
 
-def _identities(step: StepRecord) -> set[Identity]:
-    """Who the replies of a step said that they are of."""
-    replies = [attempt.named or {} for attempt in step.attempts if attempt.error is None and attempt.worker is None]
-    return {
-        Identity(step.worker, step.worker_version, names.get("model", ""), names.get("system_fingerprint", ""))
-        for names in replies
-    }
-
-
 def served_signals(step: StepRecord) -> dict[Signal, float]:
     """What a step that ended says: `slow` in seconds, `long` and `short` in tokens, the others 0 or 1."""
-    failed = step.status == "failed"
-    signals: dict[Signal, float] = {"failed": float(failed)}
-    if failed:
-        return signals
+    if step.status == "failed":
+        return {"failed": 1.0}
     declined = step.finish_reason in FILTERED or (step.reply is not None and is_refusal(step.reply))
     tokens = float(step.completion_tokens)
     seconds = (step.finished_us - step.started_us) / 1e6
-    return {**signals, "refused": float(declined), "slow": seconds, "long": tokens, "short": tokens}
+    return {"failed": 0.0, "refused": float(declined), "slow": seconds, "long": tokens, "short": tokens}

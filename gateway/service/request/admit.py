@@ -318,9 +318,12 @@ class Admission:
     def loop(self, context: RequestContext, choice: Choice, running: Running) -> Loop:
         record, chat, reserved = running.record, context.chat, running.reserved
         caps = reserved.caps
-        draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
-        workers = list(choice.workers)
-        draw.shuffle(workers)
+        workers, explore, trial = list(choice.workers), False, False
+        if not isinstance(choice.planner, FixedPlanner):  # else nothing is drawn, and no prompt shows the workers
+            draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
+            draw.shuffle(workers)
+            explore = record.train and draw.random() < self._policies.explore_share
+            trial = record.train and draw.random() < self._policies.trial_share
         meter = Meter(record.hold_nano, caps)
         deadline_s, slots = self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel)
         listener = running.tell if context.progress != "off" else no_listener
@@ -329,8 +332,6 @@ class Admission:
         tree.summaries.workers = choice.summarizers
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
-        explore = record.train and draw.random() < self._policies.explore_share
-        trial = record.train and draw.random() < self._policies.trial_share
         planner = choice.planner
         if isinstance(planner, AutoPlanner):
             planner = planner.choose(record.pool_name, record.task_type, trial=trial)

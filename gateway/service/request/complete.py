@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -51,7 +50,7 @@ from gateway.service.ports.request import (
 from gateway.service.request.admit import Admission, Policies, RequestContext, no_version
 from gateway.service.request.catalog import Catalog, Choice
 from gateway.service.request.fitting import Fitter, Held, parts_to_fetch, summarizers_of, with_able_workers
-from gateway.service.request.running import RateEntry, Rates, Reservation, Running, overhead_ms
+from gateway.service.request.running import Entering, Rates, Reservation, Running, overhead_ms
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
 
@@ -113,17 +112,10 @@ class Completer:
         """The number of requests that are admitted and not yet settled and logged."""
         return len(self._owned)
 
-    @asynccontextmanager
-    async def entered(self, who: Principal) -> AsyncIterator[RateEntry]:
+    def entered(self, who: Principal) -> Entering:
         """Count a request against the limits of its key, before its body is read. Unless `start` takes it over in the
-        block, it is counted out at the end. Raises RateLimited, Unavailable."""
-        entry = await self._rates.enter(who)
-        try:
-            yield entry
-        finally:
-            if not entry.started:
-                entry.left = True
-                await self._rates.leave(entry)
+        block, it is counted out at the end. To enter raises RateLimited, Unavailable."""
+        return Entering(self._rates, who)
 
     async def start(self, context: RequestContext) -> Running:
         """Admit a request and start its work. Raises BadRequest, NotFound, RateLimited, BudgetExceeded, CapReached or
@@ -139,7 +131,8 @@ class Completer:
         if context.depth > caps.depth:
             raise CapReached("depth", f"this request comes from {context.depth} gateways deep; the cap is {caps.depth}")
         grading.check(chat.metadata, principal.log_mode)
-        self._media.check(parts_to_fetch(chat.messages, choice))
+        if chat.media:
+            self._media.check(parts_to_fetch(chat.messages, choice))
         if chat.dropped:
             self._metrics.dropped(len(chat.dropped))
         input_bound = input_tokens_bound(chat.messages, str(chat.params))
@@ -180,16 +173,10 @@ class Completer:
             return choice
         return replace(choice, workers=chosen.workers, pool_workers=choice.workers, drawn=chosen.drawn)
 
-    @asynccontextmanager
-    async def _counted(self, context: RequestContext) -> AsyncIterator[RateEntry]:
+    def _counted(self, context: RequestContext) -> Entering:
         """How the key's limits count a request: as they did before its body was read, or now."""
-        entry = context.entry
-        if entry is not None and not entry.left:
-            yield entry
-            return
-        async with self.entered(context.principal) as entry:
-            entry.counts = False
-            yield entry
+        entry = context.entry if context.entry is not None and not context.entry.left else None
+        return Entering(self._rates, context.principal, entry, counts=False)
 
     async def drain(self, timeout_s: float) -> int:
         """Wait for open requests and cancel those left after `timeout_s`. Returns the number of cancelled requests."""
@@ -204,15 +191,16 @@ class Completer:
 
     async def _own(self, running: Running, loop: Loop) -> None:
         """Own one request to its end: run, log, settle, release. Runs in its own task."""
-        running.work = asyncio.create_task(self._begin(running, loop))
+        running.work = owner = asyncio.current_task()
         body: Mapping[str, Any] | None = None
         try:
-            body = await running.work
+            body = await self._begin(running, loop)
         except BatonError as error:
             running.error = error
-        except asyncio.CancelledError:
-            running.work.cancel()
-            await asyncio.wait({running.work})  # until the tree has unwound and every upstream connection is closed
+        except asyncio.CancelledError:  # the tree has unwound, and every upstream connection is closed
+            running.work = None
+            if owner is not None:
+                owner.uncancel()
             if running.kept is not None and running.kept.suspending:
                 running.kept.abandon()
             body = await self._best_of_stopped(running, loop)
@@ -222,6 +210,7 @@ class Completer:
         except Exception as bug:  # boundary: a bug must still settle its money and leave its log
             self._metrics.bug(bug)
             running.error = BatonError("internal error; the request id finds it in the log")
+        running.work = None  # from here on nothing cancels it but the end of the process
         if running.kept is not None and running.kept.abandoned:
             return await self._leave(running)
         try:
@@ -246,9 +235,9 @@ class Completer:
         """The best answer so far of a request that its session has ended; None where there is none."""
         if running.stopped is None:
             return None
-        running.work = asyncio.create_task(self._rounds.best_so_far(loop, running.stopped, "session"))
+        running.work = work = asyncio.create_task(self._rounds.best_so_far(loop, running.stopped, "session"))
         try:
-            return await running.work
+            return await work
         except (BatonError, asyncio.CancelledError):
             return None
 
@@ -259,7 +248,7 @@ class Completer:
         return await self._work(loop)
 
     async def _work(self, loop: Loop) -> Mapping[str, Any]:
-        if parts := parts_to_fetch(loop.conversation, loop):
+        if loop.needs and (parts := parts_to_fetch(loop.conversation, loop)):
             media = await all_or_first_error([self._media.fetch(part) for part in parts])
             by_url = {(part.kind, part.url): one for part, one in zip(parts, media, strict=True)}
             loop.conversation = with_media(loop.conversation, by_url)

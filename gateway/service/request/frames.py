@@ -16,7 +16,7 @@ from gateway.core.anthropic.events import MessageEvents
 from gateway.core.anthropic.reply import MessageHead, error_body
 from gateway.core.anthropic.request import MessageNames
 from gateway.core.money.amounts import nano_to_usd
-from gateway.core.openai.reply import DONE, chunk, json_bytes, sse, usage_json
+from gateway.core.openai.reply import DONE, TextChoice, chunk, json_bytes, sse, usage_json
 from gateway.core.openai.responses.events import Events
 from gateway.core.openai.responses.reply import Head
 from gateway.core.openai.responses.request import ParamNames
@@ -137,11 +137,13 @@ class ChatFrames(Comments):
     def _text_frame(self, choice: Mapping[str, Any]) -> bytes | None:
         """The frame of a piece of text in a choice that has begun: the frame before with another text. None for a
         choice with more in it."""
-        index, delta = choice.get("index", 0), choice.get("delta")
-        if index not in self._begun or not delta or len(delta) != 1 or self._running.chat.obfuscate:
+        if isinstance(choice, TextChoice):
+            index, text = choice.index, choice.delta.content
+        elif (piece := _piece_of_text(choice)) is not None:
+            index, text = piece
+        else:
             return None
-        text = delta.get("content")
-        if not isinstance(text, str) or not text or choice.get("logprobs") or choice.get("finish_reason"):
+        if not text or index not in self._begun or self._running.chat.obfuscate:
             return None
         around = self._around.get(index)
         if around is None or around[2] != self._running.reply_facts:
@@ -310,6 +312,15 @@ class MessageFrames(Comments):
             return []
         self.begun = True
         return list(map(event_frame, self._events.open()))
+
+
+def _piece_of_text(choice: Mapping[str, Any]) -> tuple[int, str] | None:
+    """(index, text) of a choice with a piece of text in it and no more; None for any other."""
+    delta = choice.get("delta")
+    if not delta or len(delta) != 1 or choice.get("logprobs") or choice.get("finish_reason"):
+        return None
+    text = delta.get("content")
+    return (choice.get("index", 0), text) if isinstance(text, str) and text else None
 
 
 def _cost(running: Running) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,6 +60,8 @@ class Rates:
     async def enter(self, who: Principal) -> RateEntry:
         """Count a request of which nothing but its key is known. Raises RateLimited."""
         request_id = random_hex()
+        if not (who.has_rate_limits or who.organisation.has_rate_limits):
+            return RateEntry(who, request_id, RateState())
         return RateEntry(who, request_id, await self.admit(who, request_id, 0))
 
     async def weigh(self, entry: RateEntry, tokens: int) -> None:
@@ -95,6 +98,28 @@ class Rates:
         for name in _counted(who):
             with suppress(Unavailable):
                 await self._limits.release(name, request_id, tokens_used)
+
+
+class Entering:
+    """Counts a request in for a block, and out at its end unless it was started there. `entry`: how it was counted
+    before, by somebody who counts it out."""
+
+    def __init__(self, rates: Rates, who: Principal, entry: RateEntry | None = None, *, counts: bool = True) -> None:
+        self._rates, self._who, self._counts = rates, who, counts
+        self._before, self._entry = entry, entry
+
+    async def __aenter__(self) -> RateEntry:
+        """Raises RateLimited, Unavailable."""
+        if self._entry is None:
+            self._entry = await self._rates.enter(self._who)
+            self._entry.counts = self._counts
+        return self._entry
+
+    async def __aexit__(self, *_: object) -> None:
+        entry = self._entry
+        if self._before is None and entry is not None and not entry.started:
+            entry.left = True
+            await self._rates.leave(entry)
 
 
 def _counted(who: Principal) -> Iterator[str]:
@@ -176,18 +201,21 @@ class Running:
         self.usage = Usage()
         self.reply_facts: dict[str, str] = {}  # `service_tier`, `system_fingerprint` of the reply
         self.finished = asyncio.Event()
-        self.work: asyncio.Task[Mapping[str, Any]] | None = None
-        self._queue: asyncio.Queue[StreamItem] = asyncio.Queue(QUEUE_CHUNKS_MAX)
+        self.work: asyncio.Task[Any] | None = None  # what `cancel` stops; None before and after it
+        self._items: deque[StreamItem] = deque()
+        self._writers: list[asyncio.Future[None]] = []  # each waits for room
         self._reader: asyncio.Future[bool] | None = None  # waits for an item, or for the end
         self._end: asyncio.Future[None] | None = None  # waits for the end
 
     async def chunk(self, choices: Sequence[Mapping[str, Any]]) -> None:
         """Sink: pass choices on. Waits while the reader is QUEUE_CHUNKS_MAX chunks behind."""
-        if self._queue.full():
-            await self._queue.put(choices)
-        else:
-            self._queue.put_nowait(choices)
-        self._wake()
+        while len(self._items) >= QUEUE_CHUNKS_MAX:
+            room = asyncio.get_running_loop().create_future()
+            self._writers.append(room)
+            await room
+        self._items.append(choices)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(True)
 
     def about(self, reply: Mapping[str, Any]) -> None:
         """Sink: note what the reply says about itself."""
@@ -195,8 +223,8 @@ class Running:
 
     def tell(self, event: Mapping[str, Any]) -> None:
         """Pass an event on. Drops it where the reader is behind: a late note is worth nothing."""
-        if not self._queue.full():
-            self._queue.put_nowait(ProgressNote(event))
+        if len(self._items) < QUEUE_CHUNKS_MAX:
+            self._items.append(ProgressNote(event))
             self._wake()
 
     def finish(self) -> None:
@@ -216,7 +244,7 @@ class Running:
     async def ready(self, limit_s: float | None) -> bool:
         """Wait for an item or for the end; False where neither came within `limit_s`. One reader at a time: it costs
         no task, and a timer only where there is a limit."""
-        if self.finished.is_set() or not self._queue.empty():
+        if self.finished.is_set() or self._items:
             return True
         loop = asyncio.get_running_loop()
         self._reader = reader = loop.create_future()
@@ -231,7 +259,13 @@ class Running:
 
     def take(self) -> StreamItem | None:
         """The next item, None where there is none now."""
-        return None if self._queue.empty() else self._queue.get_nowait()
+        if not self._items:
+            return None
+        for room in self._writers:
+            if not room.done():
+                room.set_result(None)
+        self._writers.clear()
+        return self._items.popleft()
 
     async def result(self) -> dict[str, Any]:
         """Wait for the whole reply. Raises the error that ended the request."""
