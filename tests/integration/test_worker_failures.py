@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gateway.adapters.upstream.client import http_client
 from gateway.adapters.upstream.http import HttpWorkers
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import WorkerSpec
@@ -92,6 +93,14 @@ async def test_refusing_the_connection(workers: HttpWorkers) -> None:
         await workers.complete(a_call(port))
     assert caught.value.retryable
     assert not caught.value.dispatched
+
+
+async def test_a_stream_that_cannot_be_read_frees_its_place() -> None:
+    workers, stream = HttpWorkers({}, b"secret", client=http_client(1)), EVENTS.removesuffix(b"\r\n")
+    for _ in range(2):
+        with pytest.raises(UpstreamProtocol, match="encoding"):
+            await whole(workers, sends(stream + b"content-encoding: br\r\n\r\n"))
+    await workers.close()
 
 
 async def test_hanging(workers: HttpWorkers) -> None:

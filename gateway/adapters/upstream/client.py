@@ -24,6 +24,7 @@ import httpx
 import yarl
 from httpx_aiohttp import AiohttpTransport
 
+from gateway.adapters.upstream.http1.pool import ConnectionPool
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.body import parse_json
 from gateway.core.openai.chat import Endpoint
@@ -70,12 +71,14 @@ _TOO_LONG = re.compile(r"(?i)context[ _](length|window)|prompt is too long|too m
 
 
 class PooledClient(httpx.AsyncClient):
-    """httpx's client over one session of aiohttp. Calls of model workers use the session itself: httpx around it took
-    half of a call's processor time. It keeps no state between calls."""
+    """httpx's client over one session of aiohttp. Calls of conductors use the session itself, for httpx around it took
+    half of a call's processor time, and calls of model workers connections of their own. It keeps no state between
+    calls."""
 
     def __init__(self, connections_max: int) -> None:
         self._connections_max = connections_max
         self._made: aiohttp.ClientSession | None = None
+        self._pool: ConnectionPool | None = None
         self._over = AiohttpTransport(client=self.session, trust_env=False)
         super().__init__(
             transport=self._over,
@@ -100,9 +103,23 @@ class PooledClient(httpx.AsyncClient):
             )
         return self._made
 
+    def connections(self) -> ConnectionPool:
+        """The connections for calls of model workers, made in the event loop of the first call."""
+        if self._pool is None:
+            self._pool = ConnectionPool(
+                self._connections_max,
+                self._over.ssl_context,
+                idle_s=KEEPALIVE_EXPIRY_S,
+                connect_s=CONNECT_TIMEOUT_S,
+            )
+        return self._pool
+
     async def aclose(self) -> None:
         """Close every connection."""
         await super().aclose()
+        if self._pool is not None:
+            self._pool.close()
+            await asyncio.sleep(0)  # a turn of the event loop, in which the connections end
         if self._made is not None:
             await self._made.close()
 

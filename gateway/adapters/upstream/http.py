@@ -1,4 +1,4 @@
-"""Workers behind any OpenAI-compatible endpoint, over one pooled client (httpx on aiohttp's transport; ADR 0006).
+"""Workers behind any OpenAI-compatible endpoint, over connections of our own (`http1/`; ADR 0040).
 
 Each call is one attempt, without retries, redirects, cookies or a proxy from the environment. Everything is bounded:
 the call by `timeout_s`, the silence between chunks, and the decoded size of a reply and of one stream event.
@@ -14,6 +14,7 @@ from typing import Any
 
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream import replies
+from gateway.adapters.upstream.http1.pool import Http1Reply
 from gateway.adapters.upstream.sse import DONE, SseEvent, SseParser
 from gateway.core.access import depth
 from gateway.core.money.amounts import Usage
@@ -119,7 +120,7 @@ class HttpWorkers:
         return WorkerReply(completion | {"usage": usage_body(usage)}, usage)
 
     async def _read_reply(
-        self, call: WorkerCall, body: Mapping[str, Any], content: bytes, response: replies.RawReply, deadline: float
+        self, call: WorkerCall, body: Mapping[str, Any], content: bytes, response: Http1Reply, deadline: float
     ) -> WorkerReply:
         async with aclosing(response):
             pieces, raw = replies.Pieces(response, self._reply_bytes_max), b""
@@ -160,25 +161,29 @@ class HttpWorkers:
         call: WorkerCall,
         body: Mapping[str, Any],
         content: bytes,
-        response: replies.RawReply,
+        response: Http1Reply,
         deadline: float,
         gap_s_max: float,
     ) -> WorkerStream:
         is_chat = call.endpoint == "chat" and not asks_responses(call)
-        pieces, parser = replies.Pieces(response, self._reply_bytes_max), SseParser(self._event_bytes_max)
+        try:
+            pieces = replies.Pieces(response, self._reply_bytes_max)
+        except UpstreamError:  # nothing of it can be read
+            response.release()
+            raise
+        parser = SseParser(self._event_bytes_max)
         read = read_text if is_chat else None
         events = replies.ReplyEvents(response, pieces, parser, read, deadline, gap_s_max)
         return WorkerStream(call, body, len(content), events, self._secrets.get(call.worker.name))
 
-    async def _opened(
-        self, call: WorkerCall, content: bytes, deadline: float, kind: str = upstream.JSON
-    ) -> replies.RawReply:
+    async def _opened(self, call: WorkerCall, content: bytes, deadline: float, kind: str = upstream.JSON) -> Http1Reply:
         """`_open` until the deadline. Raises UpstreamError."""
-        with replies.transport_errors():
-            async with asyncio.timeout_at(deadline):
-                return await self._open(call, content, kind)
+        try:
+            return await self._open(call, content, kind, deadline)
+        except replies.TRANSPORT as error:
+            raise replies.reading_error(error) from error
 
-    async def _open(self, call: WorkerCall, content: bytes, kind: str) -> replies.RawReply:
+    async def _open(self, call: WorkerCall, content: bytes, kind: str, deadline: float) -> Http1Reply:
         """Open a response with status 200. To close it before its end closes the connection."""
         secret = self._secrets.get(call.worker.name)
         headers = {
@@ -193,8 +198,7 @@ class HttpWorkers:
             headers["authorization"] = f"Bearer {secret}"
         path = "responses" if asks_responses(call) else PATHS[call.endpoint]
         url = upstream.endpoint_url(self._base(call), path)
-        request = self._client.session().post(url, data=content, headers=headers, allow_redirects=False)
-        response = replies.RawReply(await request)
+        response = await self._client.connections().post(url, headers, content, deadline)
         if response.status_code == 200:
             return response
         try:

@@ -16,6 +16,8 @@ from typing import Generic, TypeVar
 import aiohttp
 import httpx
 
+from gateway.adapters.upstream.http1.connection import HungUp
+from gateway.adapters.upstream.http1.pool import Http1Reply, NotConnected
 from gateway.adapters.upstream.sse import DONE, SseError, SseEvent, SseParser
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamTimeout
 
@@ -23,7 +25,8 @@ DRAIN_S = 0.05
 ERROR_BODY_BYTES_MAX = 65_536
 _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
 T = TypeVar("T")
-_TRANSPORT = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError, zlib.error)
+TRANSPORT = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError, zlib.error)
+_NOT_CONNECTED = (NotConnected, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, httpx.ConnectError)
 
 
 class RawReply:
@@ -75,7 +78,7 @@ class HttpxReply:
         await self._response.aclose()
 
 
-AnyReply = httpx.Response | RawReply
+AnyReply = httpx.Response | RawReply | Http1Reply
 
 
 class _Bounded:
@@ -109,7 +112,7 @@ class _Bounded:
 class Pieces:
     """The decoded body of a reply, piece by piece, of at most `bytes_max` bytes in all."""
 
-    def __init__(self, reply: RawReply, bytes_max: int) -> None:
+    def __init__(self, reply: RawReply | Http1Reply, bytes_max: int) -> None:
         self._reply = reply
         self._bounded = _Bounded(reply.headers, bytes_max)
 
@@ -119,7 +122,7 @@ class Pieces:
             while raw := await self._reply.next_raw(until_s):
                 if piece := self._bounded.decode(raw):
                     return piece
-        except (TimeoutError, *_TRANSPORT) as error:
+        except TRANSPORT as error:
             raise reading_error(error) from error
         self._bounded.end()
         return None
@@ -137,7 +140,7 @@ class ReplyEvents(Generic[T]):
 
     def __init__(
         self,
-        response: RawReply,
+        response: RawReply | Http1Reply,
         pieces: Pieces,
         parser: SseParser,
         read: Callable[[bytes], T] | None,
@@ -195,7 +198,7 @@ async def bounded_body(response: AnyReply, bytes_max: int) -> bytes:
 async def error_body(response: AnyReply) -> bytes:
     """The body of an error reply, cut at ERROR_BODY_BYTES_MAX. Never raises for its content."""
     pieces: list[bytes] = []
-    with suppress(UpstreamProtocol, zlib.error, httpx.HTTPError, aiohttp.ClientError):
+    with suppress(UpstreamProtocol, zlib.error, httpx.HTTPError, aiohttp.ClientError, HungUp):
         async for piece in bounded_bytes(response, ERROR_BODY_BYTES_MAX):
             pieces.append(piece)
     return b"".join(pieces)
@@ -206,7 +209,7 @@ def transport_errors() -> Iterator[None]:
     """Convert exceptions of the HTTP clients to UpstreamTimeout, UpstreamError or UpstreamProtocol."""
     try:
         yield
-    except (TimeoutError, *_TRANSPORT) as error:
+    except TRANSPORT as error:
         raise reading_error(error) from error
 
 
@@ -222,7 +225,7 @@ def transport_error(error: Exception) -> UpstreamError:
     cause = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
     if isinstance(cause, aiohttp.ClientSSLError | ssl.SSLError):
         return UpstreamError("no secure connection to the worker", retryable=True, dispatched=False)
-    if isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | httpx.ConnectError):
+    if isinstance(cause, _NOT_CONNECTED):
         return UpstreamError("the worker cannot be reached", retryable=True, dispatched=False)
     if isinstance(cause, aiohttp.InvalidURL | httpx.InvalidURL | httpx.UnsupportedProtocol):
         return UpstreamError("the worker's URL is not usable", dispatched=False)
