@@ -1,4 +1,4 @@
-"""Workers behind any OpenAI-compatible endpoint, over connections of our own (`http1/`; ADR 0040).
+"""Workers behind any OpenAI-compatible endpoint, over connections of our own (`http1/`; ADR 0041).
 
 Each call is one attempt, without retries, redirects, cookies or a proxy from the environment. Everything is bounded:
 the call by `timeout_s`, the silence between chunks, and the decoded size of a reply and of one stream event.
