@@ -39,6 +39,7 @@ from policy.recipes.learning import NO_TORCH, has_torch, title
 from policy.recipes.operator import Gradings, LearningRound, Operator
 from policy.recipes.questions import RecordedQuestions
 from policy.recipes.report import FILES, LearningReport
+from policy.recipes.smol import PRACTISED, TAUGHT
 from policy.recipes.stack import Gateway, RecipeFailed, gateway, output_of, program, temporary_directory
 from policy.recipes.traffic import PolicyScore, Traffic
 from policy.simulators.recordings import read_prices
@@ -61,6 +62,11 @@ SETTINGS = {
     "BATON_WATCH_LOOK_S": "2",
 }
 VLLM_OPTIONS = ["--max-model-len", "2048", "--max-lora-rank", "16"]
+ADAPTER = ("lora_rank=16", "redraw_handles=true", "experience_share=1.0", "threads=2")
+LESSONS = (*ADAPTER, *TAUGHT)  # what teaches SmolLM2 in half an hour (docs/results.md)
+PRACTICE = (*ADAPTER, *PRACTISED, "dial_questions=20")
+POOL_MIN = 3  # workers of the pools that lessons and practice are posed with; the largest has them all
+LOGGED = ("lora_rank=16", "threads=2", "tokens_max=1000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +201,10 @@ class InstructLoop:
         options = self._options
         common = ["--env", "replay", "--data", str(self._recorded), "--prices", str(options.prices)]
         common += ["--set", f"seed={options.seed}", "--gate", self._gate()]
-        sets = [[word for one in each for word in ("--set", one)] for each in (options.sft, options.grpo)]
+        workers = len(self._questions.environment.models)
+        pools = f"k_of_n={min(POOL_MIN, workers)}-{workers}"
+        chosen = [(*LESSONS, pools, *options.sft), (*PRACTICE, pools, *options.grpo)]
+        sets = [[word for one in each for word in ("--set", one)] for each in chosen]
         return [
             ("lessons from a search", [*common, "--method", "sft", "--prompt", "ranked", *sets[0]]),
             ("GRPO on recordings", [*common, *sets[1]]),
@@ -203,7 +212,7 @@ class InstructLoop:
 
     def _logged(self) -> list[str]:
         """Arguments of a job on the log. Its gate asks the latest requests again, of the workers behind the gateway."""
-        sets = [word for one in self._options.logged for word in ("--set", one)]
+        sets = [word for one in (*LOGGED, *self._options.logged) for word in ("--set", one)]
         served, key = self._at.served, self._at.data / "gate.key"
         write_atomic(key, served.data_key, mode=0o600)
         access = ["--url", served.base_url, "--key-file", str(key), "--pool-file", str(self._at.pool)]
@@ -248,9 +257,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--engine", choices=("vllm", "embedded"), default="vllm")
     arguments.add_argument("--record", type=int, default=300, help="training questions that every worker is asked")
     arguments.add_argument(
-        "--experience", type=int, default=50, help="training questions that teach what workers can do"
+        "--experience", type=int, default=150, help="training questions that teach what workers can do"
     )
-    arguments.add_argument("--rollouts", type=int, default=200, help="requests of the traffic that round 3 learns from")
+    arguments.add_argument("--rollouts", type=int, default=240, help="requests of the traffic that round 3 learns from")
     arguments.add_argument("--canary", type=int, default=24, help="requests while a version has 25 %% of them")
     arguments.add_argument("--per-s", type=float, default=0.2, help="requests a second while a job runs")
     arguments.add_argument("--n", type=int, default=100, help="held-out questions")

@@ -22,7 +22,7 @@ from policy.recipes.stack import ROOT, Gateway, RecipeFailed, clean_environment
 from policy.recipes.traffic import GradedQuestion, PolicyScore, Traffic
 
 EXIT_REFUSED = 4
-GRADED_S = 120.0  # for the last outcome of a round to appear
+GRADED_S = 120.0  # for the next outcome to appear
 ROLLBACK_S = 30.0
 STEADY_PER_S = 1.0  # requests while a job trains and is judged
 SHADOW_S = 4.0
@@ -119,11 +119,16 @@ class Operator:
         return str(max(json.loads(output)["data"], key=lambda row: int(row["version"].rpartition("@")[2]))["version"])
 
     async def wait_for_grades(self) -> None:
-        """Wait until every request that named a grader is judged. Raises RecipeFailed after GRADED_S."""
-        until_s = time.monotonic() + GRADED_S
+        """Wait until every request that named a grader is judged. Raises RecipeFailed when none more was judged within
+        GRADED_S."""
+        judged, until_s = -1, 0.0
         while (n := await asyncio.to_thread(self._judged)) < self.traffic.tally.graded:
+            if n > judged:
+                judged, until_s = n, time.monotonic() + GRADED_S
             if time.monotonic() > until_s:
-                raise RecipeFailed(f"{n} of {self.traffic.tally.graded} requests were graded within {GRADED_S:g} s")
+                raise RecipeFailed(
+                    f"{n} of {self.traffic.tally.graded} requests are graded, none more in {GRADED_S:g} s"
+                )
             await asyncio.sleep(0.2)
 
     def _judged(self) -> int:
