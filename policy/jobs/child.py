@@ -87,7 +87,7 @@ async def _start(command: Sequence[str], log: Path, lock: int, stdin_data: bytes
             start_new_session=True,
         )
     with suppress(ProcessLookupError):
-        os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
+        os.setpriority(os.PRIO_PROCESS, process.pid, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
     if stdin_data is not None and process.stdin is not None:
         with suppress(BrokenPipeError, ConnectionResetError):
             process.stdin.write(stdin_data)

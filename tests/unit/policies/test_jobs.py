@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -265,6 +268,25 @@ def test_last_words_are_those_of_this_run(tmp_path: Path) -> None:
         file.write("half\rwhole\n\n")
     assert last_words(path, 4) == "whole"
     assert last_words(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize(("worker", "program"), [(0, child.NICE), (child.NICE + 5, child.NICE + 5)])
+def test_a_program_is_never_less_nice_than_its_worker(worker: int, program: int, tmp_path: Path) -> None:
+    code = f"""
+import asyncio, os, pathlib, sys
+from policy.jobs import child
+os.setpriority(os.PRIO_PROCESS, 0, {worker})
+async def tick():
+    pathlib.Path("{tmp_path}/started").touch()
+program = "import os, time\\nwhile not os.path.exists('{tmp_path}/started'): time.sleep(0.01)\\nprint(os.nice(0))"
+lock = os.open("lock", os.O_CREAT)
+asyncio.run(child.run([sys.executable, "-c", program], pathlib.Path("log"), lock=lock, tick=tick, tick_s=0.1))
+"""
+    if os.getpriority(os.PRIO_PROCESS, 0) > worker and os.geteuid():
+        pytest.skip("this process may not take back its own niceness")
+    path = {"PYTHONPATH": str(child.PROGRAMS_ROOT)}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=path, check=True, timeout=60)
+    assert (tmp_path / "log").read_text().split() == [str(program)]
 
 
 def test_files_that_changed_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""The instruct demo's parts: the jobs that it submits by default, and its wait for grades."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy.recipes import instruct, operator
+from policy.recipes.instruct import InstructLoop, Site, parser
+from policy.recipes.operator import Operator
+from policy.recipes.report import LearningReport
+from policy.recipes.stack import Gateway, RecipeFailed
+from policy.recipes.traffic import Tally
+from policy.train.settings import settings_of
+from tests.policy.environments import PRICES, lines
+
+SERVED = Gateway("http://127.0.0.1:1/v1", "bt_data_x", "http://127.0.0.1:2", "bt_admin_x", "postgresql:///x", 0)
+
+
+def options_of(folder: Path, *words: str) -> argparse.Namespace:
+    (folder / "recorded.jsonl").write_text("\n".join(map(json.dumps, lines(30))))
+    (folder / "prices.json").write_text(json.dumps(PRICES))
+    files = ["--base", str(folder), "--data", str(folder / "recorded.jsonl"), "--prices", str(folder / "prices.json")]
+    return parser().parse_args([*files, "--out", str(folder / "out"), *words])
+
+
+def loop_of(options: argparse.Namespace, folder: Path) -> InstructLoop:
+    traffic: Any = argparse.Namespace(tally=Tally())
+    return InstructLoop(options, Site(SERVED, folder, folder / "pool.yaml"), traffic, LearningReport({}, ""))
+
+
+def sets(words: list[str]) -> list[str]:
+    return [value for flag, value in pairwise(words) if flag == "--set"]
+
+
+def test_the_lessons_and_the_practice_train_an_adapter_on_pools_of_these_workers(tmp_path: Path) -> None:
+    jobs = dict(loop_of(options_of(tmp_path), tmp_path)._replayed())
+    taught = settings_of("taught", sets(jobs["lessons from a search"]))
+    practised = settings_of("small", sets(jobs["GRPO on recordings"]))
+    for each in (taught, practised):
+        assert each.lora_rank == 16
+        assert each.redraw_handles
+        assert each.experience_share == 1.0
+        assert each.k_of_n == (3, 3), "the recording has three workers"
+    assert (taught.steps, taught.lr) == (22, 8e-4), "fewer or slower steps teach no choice (docs/results.md)"
+    assert practised.quality == (0, 9), "the whole dial"
+
+
+def test_what_the_command_sets_is_last(tmp_path: Path) -> None:
+    given = ["--sft", "steps=1", "--grpo", "samples=2", "--logged", "lora_rank=4", "--seed", "7"]
+    loop = loop_of(options_of(tmp_path, *given), tmp_path)
+    jobs = dict(loop._replayed())
+    assert settings_of("taught", sets(jobs["lessons from a search"])).steps == 1
+    assert settings_of("small", sets(jobs["GRPO on recordings"])).samples == 2
+    logged = settings_of("logged", sets(loop._logged()))
+    assert (logged.lora_rank, logged.seed) == (4, 7)
+
+
+def test_the_traffic_of_the_last_round_is_enough_for_it() -> None:
+    options = parser().parse_args(["--base", "b", "--data", "d", "--prices", "p"])
+    explored = options.rollouts * float(instruct.SETTINGS["BATON_EXPLORE_SHARE"])
+    assert explored >= settings_of("logged", instruct.LOGGED).requests_min
+
+
+class SlowGradings:
+    """One more request is judged each time that one looks; none after `last`."""
+
+    def __init__(self, last: int) -> None:
+        self._ended, self._last = 0, last
+
+    def ended(self) -> int:
+        self._ended = min(self._last, self._ended + 1)
+        return self._ended
+
+
+def operator_of(gradings: Any, folder: Path) -> Operator:
+    traffic: Any = argparse.Namespace(tally=Tally(graded=5))
+    questions: Any = None
+    return Operator(SERVED, folder, traffic, questions, gradings, ())
+
+
+async def test_grades_that_go_on_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "GRADED_S", 0.5)  # five looks of 0.2 s each take longer than that together
+    await operator_of(SlowGradings(5), tmp_path).wait_for_grades()
+
+
+async def test_grades_that_stop_end_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "GRADED_S", 0.5)
+    with pytest.raises(RecipeFailed, match=r"2 of 5 requests are graded, none more in 0\.5 s"):
+        await operator_of(SlowGradings(2), tmp_path).wait_for_grades()
