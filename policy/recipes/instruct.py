@@ -29,11 +29,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import floor
 from pathlib import Path
 
+from gateway.errors import ConfigError
 from gateway.files import write_atomic
+from policy.dataset.rules import KEY_SHARE_APART
 from policy.environments.base import Split
 from policy.environments.replay import ReplayEnvironment
+from policy.gate.checks import thresholds_of
 from policy.recipes.engines import EngineProcess
 from policy.recipes.learning import NO_TORCH, has_torch, title
 from policy.recipes.operator import Gradings, LearningRound, Operator
@@ -43,6 +47,7 @@ from policy.recipes.smol import PRACTISED, TAUGHT
 from policy.recipes.stack import Gateway, RecipeFailed, gateway, output_of, program, temporary_directory
 from policy.recipes.traffic import PolicyScore, Traffic
 from policy.simulators.recordings import read_prices
+from policy.train.settings import settings_of
 
 SUITE, FIRST = 3, 4  # kinds of questions beside the rounds' own
 POLICY = "conductor"
@@ -216,7 +221,7 @@ class InstructLoop:
         served, key = self._at.served, self._at.data / "gate.key"
         write_atomic(key, served.data_key, mode=0o600)
         access = ["--url", served.base_url, "--key-file", str(key), "--pool-file", str(self._at.pool)]
-        gate = shlex.join([*access, "--usd-max", GATE_USD_MAX])
+        gate = shlex.join([*access, "--usd-max", GATE_USD_MAX, "--held-out-share", str(self._options.held_out_share)])
         return [*sets, "--set", f"seed={self._options.seed}", "--gate", f"{self._gate()} {gate}"]
 
     def _gate(self) -> str:
@@ -259,7 +264,10 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--experience", type=int, default=150, help="training questions that teach what workers can do"
     )
-    arguments.add_argument("--rollouts", type=int, default=240, help="requests of the traffic that round 3 learns from")
+    arguments.add_argument("--rollouts", type=int, default=400, help="requests of the traffic that round 3 learns from")
+    arguments.add_argument(
+        "--held-out-share", type=float, default=0.35, help="the latest of them that its gate asks again, unseen"
+    )
     arguments.add_argument("--canary", type=int, default=24, help="requests while a version has 25 %% of them")
     arguments.add_argument("--per-s", type=float, default=0.2, help="requests a second while a job runs")
     arguments.add_argument("--n", type=int, default=100, help="held-out questions")
@@ -275,12 +283,33 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
+def shortage(options: argparse.Namespace) -> str:
+    """Why round 3 would have too few requests, known before the first; empty where it has enough."""
+    held_out = floor(options.rollouts * options.held_out_share)
+    least = min(thresholds_of(options.gate).questions_min, options.gate_n)
+    learnt = floor((options.rollouts - held_out) * float(SETTINGS["BATON_EXPLORE_SHARE"]) * (1 - KEY_SHARE_APART))
+    wanted = settings_of("logged", (*LOGGED, *options.logged)).requests_min
+    if held_out >= least and learnt >= wanted:
+        return ""
+    return (
+        f"--rollouts {options.rollouts}: about {learnt} of them train and {held_out} are held out, where round 3 needs "
+        f"{wanted} (--logged requests_min=N) and {least} (--gate-n, --gate questions_min=N); give more, or lower these"
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; 0, 1 when something did not do its part, 2 without torch, 130 after Ctrl-C."""
     options = parser().parse_args(argv)
     if not has_torch(sys.executable):
         print(NO_TORCH, file=sys.stderr)
         return 2
+    try:
+        missing = shortage(options)
+    except ConfigError as error:
+        missing = error.message
+    if missing:
+        print(missing, file=sys.stderr)
+        return 1
     options.out = options.out or Path(tempfile.mkdtemp(prefix="baton-instruct-"))
     report, status = LearningReport({name: str(value) for name, value in vars(options).items()}, RECORDED), 0
     try:
