@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import shlex
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from policy.gate.checks import Thresholds
 from policy.recipes import instruct, operator
-from policy.recipes.instruct import InstructLoop, Site, parser
+from policy.recipes.instruct import InstructLoop, Site, main, parser, shortage
 from policy.recipes.operator import Operator
 from policy.recipes.report import LearningReport
 from policy.recipes.stack import Gateway, RecipeFailed
@@ -61,10 +64,46 @@ def test_what_the_command_sets_is_last(tmp_path: Path) -> None:
     assert (logged.lora_rank, logged.seed) == (4, 7)
 
 
-def test_the_traffic_of_the_last_round_is_enough_for_it() -> None:
-    options = parser().parse_args(["--base", "b", "--data", "d", "--prices", "p"])
-    explored = options.rollouts * float(instruct.SETTINGS["BATON_EXPLORE_SHARE"])
+def asked(*words: str) -> argparse.Namespace:
+    return parser().parse_args(["--base", "b", "--data", "d", "--prices", "p", *words])
+
+
+def test_by_default_the_last_round_has_enough_to_learn_and_to_be_judged_by() -> None:
+    options = asked()
+    assert shortage(options) == ""
+    held_out = options.rollouts * options.held_out_share
+    assert held_out >= Thresholds().questions_min
+    explored = (options.rollouts - held_out) * float(instruct.SETTINGS["BATON_EXPLORE_SHARE"])
     assert explored >= settings_of("logged", instruct.LOGGED).requests_min
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rollouts", "200"], "about 105 of them train and 70 are held out"),
+        (["--held-out-share", "0.2"], "80 are held out, where round 3 needs 200"),
+        (["--rollouts", "60"], r"21 are held out, where round 3 needs 200 .* and 100 "),
+        (["--gate", "mood=1"], "no such threshold"),
+        (["--logged", "speed=1"], "a setting of docs/training.md"),
+    ],
+)
+def test_what_the_last_round_cannot_do_is_said_before_the_first(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    assert main(["--base", "b", "--data", "d", "--prices", "p", *words]) == 1
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_small_run_lets_its_bounds_go() -> None:
+    small = ["--rollouts", "60", "--held-out-share", "0.4", "--gate-n", "20", "--logged", "requests_min=24"]
+    assert shortage(asked(*small)) == ""
+
+
+def test_the_gate_of_the_last_round_holds_out_that_share(tmp_path: Path) -> None:
+    words = loop_of(options_of(tmp_path, "--held-out-share", "0.3"), tmp_path)._logged()
+    gate = shlex.split(words[words.index("--gate") + 1])
+    assert gate[gate.index("--held-out-share") + 1] == "0.3"
 
 
 class SlowGradings:
