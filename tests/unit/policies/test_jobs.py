@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from gateway.adapters.host.supervisor import PROGRAMS_ROOT
 from gateway.api.operator.jobs import read_spec
 from gateway.cli.learn.train import described
 from gateway.core.policies.jobs import JobSpec, read_policy, stored_spec, with_gate_cap
@@ -284,7 +285,7 @@ asyncio.run(child.run([sys.executable, "-c", program], pathlib.Path("log"), lock
 """
     if os.getpriority(os.PRIO_PROCESS, 0) > worker and os.geteuid():
         pytest.skip("this process may not take back its own niceness")
-    path = {"PYTHONPATH": str(child.PROGRAMS_ROOT)}
+    path = {"PYTHONPATH": str(PROGRAMS_ROOT)}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=path, check=True, timeout=60)
     assert (tmp_path / "log").read_text().split() == [str(program)]
 
