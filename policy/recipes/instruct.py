@@ -67,11 +67,11 @@ SETTINGS = {
     "BATON_WATCH_LOOK_S": "2",
 }
 VLLM_OPTIONS = ["--max-model-len", "2048", "--max-lora-rank", "16"]
-ADAPTER = ("lora_rank=16", "redraw_handles=true", "experience_share=1.0", "threads=2")
+ADAPTER = ("lora_rank=16", "redraw_handles=true", "experience_share=1.0")
 LESSONS = (*ADAPTER, *TAUGHT)  # what teaches SmolLM2 in half an hour (docs/results.md)
 PRACTICE = (*ADAPTER, *PRACTISED, "dial_questions=20")
 POOL_MIN = 3  # workers of the pools that lessons and practice are posed with; the largest has them all
-LOGGED = ("lora_rank=16", "threads=2", "tokens_max=1000")
+LOGGED = ("lora_rank=16", "tokens_max=1000")
 
 
 @dataclass(frozen=True, slots=True)
