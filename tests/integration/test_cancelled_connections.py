@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres.database import Lookups, lookup_engine, transaction
 
-TURNS = (*range(12), *(12 + round(1.5**n) for n in range(20)))  # of the event loop, before a task is cancelled
+TURNS = (*range(12), *(12 + round(1.5**n) for n in range(28)))  # of the event loop, before a task is cancelled
 
 
 async def cancelled_at_each_turn(use: Callable[[], Awaitable[object]], engine: AsyncEngine) -> int:

@@ -178,6 +178,7 @@ def test_a_process_without_a_terminal_has_none(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "close", closed.append)
     assert runtime.has_terminal()
     assert closed == [99]
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)  # whoever started the tests
     assert runtime.ends_with_terminal()
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)  # as under nohup
     assert not runtime.ends_with_terminal()
