@@ -55,6 +55,7 @@ PENALTY_MAX = 0.3  # dollars take no more off a right answer
 PROMPT_VERSION = "1"
 DIAL_CHARS_MAX = 600  # of a conversation: so small a conductor plans by the topic of a question, not by its details
 BRIEF_CHARS_MAX = 480  # of a conversation: every token of the prompt costs a small processor milliseconds
+RANKED_CHARS_MAX = 320  # the same in `ranked`, which plans by what is known of the workers
 DESCRIPTION_CHARS_MAX = 120  # in `brief`
 ANSWER_CHARS_MAX = 160
 GRAMMARS_KEPT = 256
@@ -140,6 +141,7 @@ def _prompt_hash(profile: Profile) -> str:
         samples.append(
             replace(_SAMPLE, workers=tuple(replace(each, is_tool=each.tags == ()) for each in _SAMPLE.workers))
         )
+        samples.append(replace(_SAMPLE, round=2, replies=(ShownReply(0, "quill", None, ()),)))
     text = "\x1e".join(m["content"] for sample in samples for m in render(profile, sample))
     return hashlib.sha256(f"{PROMPT_VERSION}\x1f{profile}\x1f{text}".encode()).hexdigest()
 
@@ -162,12 +164,12 @@ def _compact_worker(worker: ShownWorker) -> str:
     return " ".join(parts)
 
 
-def _agreement_line(replies: Sequence[ShownReply]) -> str:
-    """The digest in one line: how many replies give the most common answer, and whether the last reply, which an empty
-    plan ships, is one of them. Replies of whose agreement nothing is known do not count."""
+def _agreement_line(replies: Sequence[ShownReply], shipped: ShownReply | None = None) -> str:
+    """The digest in one line: how many replies give the most common answer, and whether the reply that an empty plan
+    ships (the last one by default) is one of them. Replies of whose agreement nothing is known do not count."""
     compared = comparable(replies)
     majority = most_agreeing(compared)
-    last = "in" if replies[-1].index in majority else "out"
+    last = "in" if (shipped or replies[-1]).index in majority else "out"
     return f"agree {len(majority)} of {len(compared)} last {last}"
 
 
@@ -187,13 +189,14 @@ Steps that see nothing run at once. {"steps":[]} ships the last reply. The reque
 def _brief(prompt: PromptInput) -> str:
     """The workers and the request, which all rounds share, and then the state of this round."""
     workers = map(_brief_worker, prompt.workers)
-    return "\n".join([*workers, quote(prompt.messages, BRIEF_CHARS_MAX), *_state(prompt)])
+    agreement = [_agreement_line(prompt.replies)] if prompt.replies else []
+    return "\n".join([*workers, quote(prompt.messages, BRIEF_CHARS_MAX), *_state(prompt), *agreement])
 
 
 def _state(prompt: PromptInput) -> list[str]:
     quality = "" if prompt.quality is None else f" quality {prompt.quality}"
     state = f"round {prompt.round} steps {prompt.steps_max} depth {prompt.depth_left}{quality}"
-    return [state, *map(_reply_line, prompt.replies), *([_agreement_line(prompt.replies)] if prompt.replies else [])]
+    return [state, *map(_reply_line, prompt.replies)]
 
 
 def _brief_worker(worker: ShownWorker) -> str:
@@ -208,14 +211,30 @@ def _brief_worker(worker: ShownWorker) -> str:
 
 # ---------------------------------------------------------------- ranked
 
-_RANKED = _BRIEF + " The first worker of the list did best on such requests, for its price."
+_RANKED = _BRIEF + " The first worker of the list did best on such requests, for its price; `next` are not asked yet."
+NEXT_MAX = 3  # workers that the last line names
 
 
 def _ranked(prompt: PromptInput) -> str:
-    """The request, the state of this round, and the workers by what is expected of them, the best first; then tools."""
+    """The request, the state of this round, the workers by what is expected of them, the best first, and tools; last
+    the likeliest of those that have not replied. A small model copies a name from there at once; to find the first
+    line of a list it needs thousands of lessons."""
     workers = sorted(prompt.workers, key=lambda worker: (worker.is_tool, -_worth(worker, prompt)))
     lines = [_brief_worker(worker) + _warmth(worker, prompt) for worker in workers]
-    return "\n".join([quote(prompt.messages, BRIEF_CHARS_MAX), *_state(prompt), *lines])
+    answers = [_answers_line(prompt.replies)] if prompt.replies else []
+    return "\n".join([quote(prompt.messages, RANKED_CHARS_MAX), *_state(prompt), *answers, *lines, _next(prompt, workers)])
+
+
+def _next(prompt: PromptInput, ranked: Sequence[ShownWorker]) -> str:
+    replied = {reply.handle for reply in prompt.replies}
+    left = [worker.handle for worker in ranked if not worker.is_tool and worker.handle not in replied]
+    return f"next: {', '.join(left[:NEXT_MAX]) or 'nobody'}"
+
+
+def _answers_line(replies: Sequence[ShownReply]) -> str:
+    """`_agreement_line` of the replies that say something: an empty reply agrees with nothing, not even with itself."""
+    answers = [reply for reply in replies if reply.answer or "tool_call" in reply.flags]
+    return _agreement_line(answers, replies[-1]) if answers else "no answer yet"
 
 
 def _warmth(worker: ShownWorker, prompt: PromptInput) -> str:

@@ -103,20 +103,24 @@ def ranks(
 
 
 def plain(worth: Worth) -> Worth:
-    """Without programs that differ in little from a simpler one. Workers side by side stand in the list's order."""
+    """Without programs that differ in little from a simpler one: workers are asked in the list's order, and the next
+    ones of the list where the first do not do."""
     keep = [at for at, program in enumerate(worth.programs) if _is_plain(program)]
     programs = tuple(worth.programs[at] for at in keep)
     return Worth(programs, worth.categories, worth.counts, worth.outcome[keep], worth.usd[keep])
 
 
 def _is_plain(program: Program) -> bool:
-    if program.check or len(program.first) == 1:
+    if program.check:
         return True
-    if len(program.first) > FIRST_MAX or list(program.first) != sorted(program.first, key=_rank):
+    asked = [_rank(name) for name in (*program.first, *program.then)]
+    if asked != list(range(len(asked))) or len(program.first) > FIRST_MAX:
         return False
+    if len(program.first) == 1:
+        return True
     if not program.enough:
         return len(program.first) > 2  # two without a majority are the first of them, at the price of both
-    return program.enough == 2 and len(program.then) == 1
+    return program.enough == 2
 
 
 def _by_rank(observed: Observation, pool: Sequence[str], experience: Experience, place: int) -> Observation:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from policy.train.step.rows import TrainingRow
 
 STAFF_MIN = 20  # questions that the same workers answered: programs are not searched on fewer
 PLACES = 4  # of the dial, at which a posed question is taught: the prompts share a beginning
+ASKING_ON = 6  # times is a later round taught that asks one more worker: it is rare, and all that a fallback has
+SHIPPING_SHARE = 0.4  # of later rounds that ask nobody are taught: nearly every question ends with one
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,8 @@ def searched(spec: TrainSpec, tutor: Tutor, say: Callable[[str], None]) -> Searc
         qualities.append(choices.affordable(usd_max))
         count = max(1, round(settings.lessons * len(staff.prompts) / total))
         episodes = asyncio.run(lessons(environment, staff.prompts, choices, posing, count, settings.seed, progress))
-        rows += _rows(tutor, episodes, f"staff {number}", refused)
+        taught = _in_proportion(dict.fromkeys(episodes), settings.seed) if by_rank else list(dict.fromkeys(episodes))
+        rows += _rows(tutor, taught, f"staff {number}", refused)
     return Searched(rows, refused, prices, min(qualities))
 
 
@@ -120,10 +124,23 @@ def _prices(staffs: Sequence[_Staff], usd_max: float) -> tuple[float, ...]:
     return (*np.exp(np.average(np.log(every), axis=0, weights=weights)).tolist(), 0.0)
 
 
-def _rows(tutor: Tutor, episodes: list[PlanLesson], staff: str, refused: Counter[str]) -> list[TrainingRow]:
-    """Each lesson once: a repeated one counts for the small student alone, which needs it more often."""
+def _in_proportion(once: Iterable[PlanLesson], seed: int) -> list[PlanLesson]:
+    """The lessons with those of later rounds in another proportion: more that ask on, fewer that ask nobody."""
+    rng = Random(f"proportion {seed}")
+    lessons: list[PlanLesson] = []
+    for lesson in once:
+        if not lesson.allowed.first_index:
+            lessons.append(lesson)
+        elif any(not step.see for step in lesson.plan.steps):
+            lessons += [lesson] * ASKING_ON
+        elif rng.random() < SHIPPING_SHARE:
+            lessons.append(lesson)
+    return lessons
+
+
+def _rows(tutor: Tutor, lessons: Sequence[PlanLesson], staff: str, refused: Counter[str]) -> list[TrainingRow]:
     rows: list[TrainingRow] = []
-    for lesson in dict.fromkeys(episodes):
+    for lesson in lessons:
         name = f"{staff} posed {lesson.posed}"
         try:
             rows.append(tutor.row(lesson.messages, lesson.plan, lesson.allowed, DEMONSTRATED, name, name, ""))

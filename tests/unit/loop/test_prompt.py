@@ -32,7 +32,7 @@ PINNED: dict[Profile, str] = {
     "dial": "1236ba75fa68b206adc0c159b64cd63a0091f1a55b4d404ee73343cd5e2f8fdc",
     "full": "df244e99939d15f5edbcf83911e3f296263147cc3799dceb3116139f3953c9c4",
     "guided": "71d01b6ce8c8ddaf14431cac8f80a5432a890b2ecb7aafcd5c57455e27afaac9",
-    "ranked": "99a66774c3e0262229436e56aef319d463d529cccfeef42479c688a550c6083f",
+    "ranked": "f1017503aa1ebf8aba210864989fccb3b3ef4be239887e3a29c6ea8341c80c0a",
 }
 
 ATLAS = ShownWorker("atlas", "sums and dates", ("arithmetic",), 2, 8_192, 0.4, ShownExperience(8, 0.79, 400_000, 1_200))
@@ -189,17 +189,50 @@ def test_the_ranked_prompt_has_the_likeliest_worker_first_for_its_price() -> Non
         lines = render("ranked", replace(shown, quality=quality))[1]["content"].splitlines()
         assert lines[:2] == ["[user]", "> What is 2 + 2?"]
         assert lines[2].startswith("round 2 steps 5 depth 1")
-        return [line.partition(":")[0] for line in lines[-3:]]
+        assert lines[-1] == "next: " + ", ".join(line.partition(":")[0] for line in lines[-4:-1])
+        return [line.partition(":")[0] for line in lines[-4:-1]]
 
     assert order(9) == ["dear", "free", "quill"]  # money does not count
     assert order(4) == order(None) == ["free", "dear", "quill"]  # $0.008 take a fifth off a right answer
     assert order(0) == ["free", "quill", "dear"]  # and more than it is worth
 
 
+@pytest.mark.parametrize(
+    ("replies", "line"),
+    [
+        ([None], "no answer yet"),
+        (["4"], "agree 1 of 1 last in"),
+        ([None, "4"], "agree 1 of 1 last in"),
+        (["4", None], "agree 1 of 1 last out"),
+        ([None, None], "no answer yet"),
+    ],
+)
+def test_an_empty_reply_agrees_with_nothing_in_the_ranked_prompt(replies: list[str | None], line: str) -> None:
+    shown = tuple(ShownReply(index, "atlas", answer, ()) for index, answer in enumerate(replies))
+    lines = render("ranked", replace(SHOWN, round=2, replies=shown))[1]["content"].splitlines()
+    assert lines[3 + len(replies)] == line
+
+
+def test_a_call_of_a_tool_is_an_answer_in_the_ranked_prompt() -> None:
+    shown = (ShownReply(0, "atlas", None, ("tool_call",)),)
+    assert "agree 1 of 1 last in" in render("ranked", replace(SHOWN, round=2, replies=shown))[1]["content"]
+
+
 def test_the_ranked_prompt_has_tools_last() -> None:
     tool = replace(ATLAS, handle="vote", experience=None, is_tool=True)
     lines = render("ranked", replace(SHOWN, workers=(tool, QUILL, ATLAS)))[1]["content"].splitlines()
-    assert [line.partition(":")[0] for line in lines[-3:]] == ["atlas", "quill", "vote"]
+    assert [line.partition(":")[0] for line in lines[-4:-1]] == ["atlas", "quill", "vote"]
+    assert lines[-1] == "next: atlas, quill"
+
+
+def test_the_ranked_prompt_ends_with_the_likeliest_workers_that_have_not_replied() -> None:
+    def last_line(*handles: str) -> str:
+        replies = tuple(ShownReply(index, handle, None, ()) for index, handle in enumerate(handles))
+        return render("ranked", replace(SHOWN, round=2, replies=replies))[1]["content"].splitlines()[-1]
+
+    assert last_line() == "next: atlas, quill"
+    assert last_line("atlas") == "next: quill"
+    assert last_line("atlas", "quill") == "next: nobody"
 
 
 def test_the_full_prompt_says_the_same_in_words() -> None:
