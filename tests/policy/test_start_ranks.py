@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_the_first_of_the_list_answers_whoever_that_is() -> None:
         for names in (["a", "b", "c"], ["c", "b", "a"]):
             assert choices.best(QUALITY_MAX, kind, in_order(names, seen, QUALITY_MAX)) == Program((right,))
     assert choices.best(0, "sums", ["x", "y", "z"]).first[0] == "x", "and workers that were never met"
-    searched = "searched 10 programs by rank of 3 workers at place"
+    searched = "searched 4 programs by rank of 3 workers at place"
     assert lines == [f"{searched} 9 of the dial", f"{searched} 0 of the dial"], "once each, when it is asked for"
 
 
@@ -82,8 +83,9 @@ def test_a_larger_pool_has_the_programs_of_the_largest_that_was_searched() -> No
     observed = alternating(40)
     choices = ranks(observed, Nearest(observed, 10), (2, 3), lambda _: None)
     assert choices.best(QUALITY_MAX, "sums", list("pqrst")).first == ("p",)
-    others = {choices.other(QUALITY_MAX, "sums", list("pq"), 2, Random(seed)).first for seed in range(20)}
+    others = {choices.other(QUALITY_MAX, "sums", list("pqr"), 2, Random(seed)) for seed in range(20)}
     assert len(others) == 2
+    assert Program(("p",)) in others
     with pytest.raises(KeyError, match="pool of 1"):
         choices.best(0, "sums", ["alone"])
     with pytest.raises(ValueError, match="at least one worker"):
@@ -100,7 +102,10 @@ def test_the_budget_is_the_highest_place_that_it_pays_for() -> None:
 def test_side_by_side_workers_stand_in_the_order_of_the_list_and_no_program_is_wasteful() -> None:
     results = {str(at): WorkerResult(float(at % 2), at + 1, f"{at % 3}") for at in range(5)}
     programs = plain(search([Observation("q", "c", results)])).programs
-    assert all(list(each.first) == sorted(each.first) and len(each.first) <= 3 for each in programs)
+    for each in programs:
+        asked = [int(name) for name in (*each.first, *each.then)]
+        assert asked == list(range(len(asked))), "the first of the list, then the next"
+        assert len(each.first) <= 3
     assert not any(len(each.first) == 2 and not each.enough for each in programs)
     assert len(set(programs)) == len(programs)
 
@@ -114,14 +119,15 @@ async def test_lessons_name_the_workers_by_their_place_in_the_prompt(tmp_path: P
     written = await lessons(env, env.prompts("train", 20, 0), choices, posing, 120, seed=3)
     first = 0
     for each in written:
-        state, *listed = each.prompt.partition("\nround ")[2].splitlines()
+        before, _, rest = each.prompt.rpartition("\nround ")
+        state, following = rest.splitlines()[0], json.loads(rest.splitlines()[-1].removeprefix("next: "))
+        asked = [step.worker for step in each.plan.steps if not step.see]
+        assert asked == following[: len(asked)], "the likeliest of those that have not replied"
         if not state.startswith("1 "):
             continue
-        handles = [line.partition(":")[0] for line in listed]
-        assert handles[-1] == "vote", "tools come last"
-        places = [handles.index(step.worker) for step in each.plan.steps if not step.see]
-        assert places == sorted(places)
-        quality = int(re.findall(r"quality (\d)", state)[0])
-        assert 0 <= quality < len(DIAL)
-        first += places[0] == 0
+        records = before.splitlines()[-len(each.allowed.handles) + 1 :]
+        assert following == [line.split()[0] for line in records][:3]
+        assert "vote" not in following, "a tool is no model"
+        assert 0 <= int(re.findall(r"quality (\d)", state)[0]) < len(DIAL)
+        first += len(asked) > 0
     assert first > len(written) / 4

@@ -4,8 +4,8 @@
 `guided` for a pool with workers that check replies: it tells of contracts and verify steps. `full` was their prompt
 before: it has instructions and worked examples from other domains. `brief` is for an instruct model that was trained on
 it: workers in words, no examples, and what changes from round to round at the end, so that rounds share a beginning.
-`ranked` is `brief` with the workers behind the request, the one that did best on such requests first, tools last: a
-small model learns to name the first of a list long before it learns to compare figures.
+`ranked` is for a small model too: the workers in words stand first, by handle, so that all requests to a pool share
+that beginning. Behind the request they stand once more, by their record and the one that did best first.
 `compact` is for a small conductor trained on it: no prose, and one short line of few tokens for each worker. `dial` is
 `compact` for a conductor that also learned to respect how much a right answer may cost. A policy manifest names its
 profile and the hash below; Baton refuses weights that were trained on another hash.
@@ -19,6 +19,7 @@ conversation that is planned anew `guided`, `checked` and `ranked` show who answ
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -200,35 +201,53 @@ def _state(prompt: PromptInput) -> list[str]:
 
 
 def _brief_worker(worker: ShownWorker) -> str:
+    record = [] if worker.experience is None else [_record(worker.experience)]
+    return ", ".join([_facts(worker), *record])
+
+
+def _facts(worker: ShownWorker) -> str:
+    """What the pool file says of a worker, and how fast it is."""
     words = [(" ".join(worker.description.split()) or "no description")[:DESCRIPTION_CHARS_MAX], *worker.tags]
     words += [price_word(worker.price_tier), *([] if worker.latency_s is None else [speed_word(worker.latency_s)])]
-    words.append(f"{worker.context_tokens // 1000}k")
-    if worker.experience is not None:
-        usd_1k = worker.experience.cost_nano_mean / 1e6
-        words.append(f"{round(worker.experience.success_mean * 10)}/10 right ${usd_1k:.2g}/1k")
-    return f"{worker.handle}: {', '.join(words)}"
+    return f"{worker.handle}: {', '.join([*words, f'{worker.context_tokens // 1000}k'])}"
+
+
+def _record(experience: ShownExperience) -> str:
+    """How often the worker was right on requests like this one, and the dollars of a thousand of them."""
+    return f"{round(experience.success_mean * 10)}/10 right ${experience.cost_nano_mean / 1e6:.2g}/1k"
 
 
 # ---------------------------------------------------------------- ranked
 
-_RANKED = _BRIEF + " The first worker of the list did best on such requests, for its price; `next` are not asked yet."
+_RANKED = _BRIEF + """
+After the request the workers stand by what they did on such requests, for their price, the best first. `next` are those
+that have not replied."""
 NEXT_MAX = 3  # workers that the last line names
 
 
 def _ranked(prompt: PromptInput) -> str:
-    """The request, the state of this round, the workers by what is expected of them, the best first, and tools; last
-    the likeliest of those that have not replied. A small model copies a name from there at once; to find the first
-    line of a list it needs thousands of lessons."""
-    workers = sorted(prompt.workers, key=lambda worker: (worker.is_tool, -_worth(worker, prompt)))
-    lines = [_brief_worker(worker) + _warmth(worker, prompt) for worker in workers]
+    """The workers by handle and what the pool file says of them, which all requests to a pool begin with; the request;
+    the models by their worth, the best first, which all rounds of a request begin with; and the state of this round.
+    Last, the likeliest that have not replied, spelt as a plan spells them: a small model copies tokens from there at
+    once. ` onyx` and `"onyx` are other tokens, and the first line of a list is harder to find."""
+    facts = [_facts(worker) for worker in sorted(prompt.workers, key=lambda worker: worker.handle)]
+    models = [worker for worker in prompt.workers if not worker.is_tool]
+    models.sort(key=lambda worker: -_worth(worker, prompt))
+    records = [_ranked_line(worker, prompt) for worker in models]
     answers = [_answers_line(prompt.replies)] if prompt.replies else []
-    return "\n".join([quote(prompt.messages, RANKED_CHARS_MAX), *_state(prompt), *answers, *lines, _next(prompt, workers)])
+    request = quote(prompt.messages, RANKED_CHARS_MAX)
+    return "\n".join([*facts, request, *records, *_state(prompt), *answers, _next(prompt, models)])
 
 
-def _next(prompt: PromptInput, ranked: Sequence[ShownWorker]) -> str:
+def _ranked_line(worker: ShownWorker, prompt: PromptInput) -> str:
+    record = "no record" if worker.experience is None else _record(worker.experience)
+    return f"{worker.handle} {record}{_warmth(worker, prompt)}"
+
+
+def _next(prompt: PromptInput, models: Sequence[ShownWorker]) -> str:
     replied = {reply.handle for reply in prompt.replies}
-    left = [worker.handle for worker in ranked if not worker.is_tool and worker.handle not in replied]
-    return f"next: {', '.join(left[:NEXT_MAX]) or 'nobody'}"
+    left = [worker.handle for worker in models if worker.handle not in replied]
+    return f"next: {json.dumps(left[:NEXT_MAX], separators=(',', ':'))}"
 
 
 def _answers_line(replies: Sequence[ShownReply]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -32,7 +33,7 @@ PINNED: dict[Profile, str] = {
     "dial": "1236ba75fa68b206adc0c159b64cd63a0091f1a55b4d404ee73343cd5e2f8fdc",
     "full": "df244e99939d15f5edbcf83911e3f296263147cc3799dceb3116139f3953c9c4",
     "guided": "71d01b6ce8c8ddaf14431cac8f80a5432a890b2ecb7aafcd5c57455e27afaac9",
-    "ranked": "f1017503aa1ebf8aba210864989fccb3b3ef4be239887e3a29c6ea8341c80c0a",
+    "ranked": "99662f5adbae5776947fdc2498359187f549befd9d94734466c7f75d5f60e725",
 }
 
 ATLAS = ShownWorker("atlas", "sums and dates", ("arithmetic",), 2, 8_192, 0.4, ShownExperience(8, 0.79, 400_000, 1_200))
@@ -180,17 +181,42 @@ def test_the_brief_prompt_has_workers_in_words_and_the_state_of_the_round_last()
     assert second == shared + "round 2 steps 5 depth 1 quality 7\n0 atlas (agrees:1) = 4\nagree 1 of 1 last in"
 
 
+def test_the_ranked_prompt_line_by_line() -> None:
+    tool = replace(QUILL, handle="a-vote", description="gives the majority", is_tool=True)
+    later = replace(
+        SHOWN, workers=(QUILL, tool, ATLAS), round=2, quality=7, replies=(ShownReply(0, "atlas", "4", ("agrees:1",)),)
+    )
+    assert render("ranked", later)[1]["content"] == (
+        "a-vote: gives the majority, free, 128k\n"
+        "atlas: sums and dates, arithmetic, $$, fast, 8k\n"
+        "quill: no description, free, 128k\n"
+        "[user]\n"
+        "> What is 2 + 2?\n"
+        "atlas 8/10 right $0.4/1k\n"
+        "quill no record\n"
+        "round 2 steps 5 depth 1 quality 7\n"
+        "0 atlas (agrees:1) = 4\n"
+        "agree 1 of 1 last in\n"
+        'next: ["quill"]'
+    )
+
+
+def test_requests_to_a_pool_share_the_beginning_of_the_ranked_prompt() -> None:
+    other = replace(SHOWN, workers=(QUILL, replace(ATLAS, experience=None)), messages=({"role": "user", "content": "?"},))
+    first, second = (render("ranked", shown)[1]["content"] for shown in (SHOWN, other))
+    assert first.partition("[user]")[0] == second.partition("[user]")[0]
+
+
 def test_the_ranked_prompt_has_the_likeliest_worker_first_for_its_price() -> None:
     dear = replace(ATLAS, handle="dear", experience=ShownExperience(50, 0.95, 8_000_000, 1_200))
     free = replace(ATLAS, handle="free", experience=ShownExperience(50, 0.8, 0, 1_200))
-    shown = replace(SHOWN, workers=(QUILL, free, dear), round=2, replies=(ShownReply(0, "atlas", "4", ()),))
 
     def order(quality: int | None) -> list[str]:
-        lines = render("ranked", replace(shown, quality=quality))[1]["content"].splitlines()
-        assert lines[:2] == ["[user]", "> What is 2 + 2?"]
-        assert lines[2].startswith("round 2 steps 5 depth 1")
-        assert lines[-1] == "next: " + ", ".join(line.partition(":")[0] for line in lines[-4:-1])
-        return [line.partition(":")[0] for line in lines[-4:-1]]
+        shown = replace(SHOWN, workers=(QUILL, free, dear), quality=quality)
+        lines = render("ranked", shown)[1]["content"].splitlines()
+        handles = [line.split()[0] for line in lines[-5:-2]]
+        assert json.loads(lines[-1].removeprefix("next: ")) == handles
+        return handles
 
     assert order(9) == ["dear", "free", "quill"]  # money does not count
     assert order(4) == order(None) == ["free", "dear", "quill"]  # $0.008 take a fifth off a right answer
@@ -210,7 +236,7 @@ def test_the_ranked_prompt_has_the_likeliest_worker_first_for_its_price() -> Non
 def test_an_empty_reply_agrees_with_nothing_in_the_ranked_prompt(replies: list[str | None], line: str) -> None:
     shown = tuple(ShownReply(index, "atlas", answer, ()) for index, answer in enumerate(replies))
     lines = render("ranked", replace(SHOWN, round=2, replies=shown))[1]["content"].splitlines()
-    assert lines[3 + len(replies)] == line
+    assert lines[-2] == line
 
 
 def test_a_call_of_a_tool_is_an_answer_in_the_ranked_prompt() -> None:
@@ -218,21 +244,14 @@ def test_a_call_of_a_tool_is_an_answer_in_the_ranked_prompt() -> None:
     assert "agree 1 of 1 last in" in render("ranked", replace(SHOWN, round=2, replies=shown))[1]["content"]
 
 
-def test_the_ranked_prompt_has_tools_last() -> None:
-    tool = replace(ATLAS, handle="vote", experience=None, is_tool=True)
-    lines = render("ranked", replace(SHOWN, workers=(tool, QUILL, ATLAS)))[1]["content"].splitlines()
-    assert [line.partition(":")[0] for line in lines[-4:-1]] == ["atlas", "quill", "vote"]
-    assert lines[-1] == "next: atlas, quill"
-
-
 def test_the_ranked_prompt_ends_with_the_likeliest_workers_that_have_not_replied() -> None:
     def last_line(*handles: str) -> str:
         replies = tuple(ShownReply(index, handle, None, ()) for index, handle in enumerate(handles))
         return render("ranked", replace(SHOWN, round=2, replies=replies))[1]["content"].splitlines()[-1]
 
-    assert last_line() == "next: atlas, quill"
-    assert last_line("atlas") == "next: quill"
-    assert last_line("atlas", "quill") == "next: nobody"
+    assert last_line() == 'next: ["atlas","quill"]'
+    assert last_line("atlas") == 'next: ["quill"]'
+    assert last_line("atlas", "quill") == "next: []"
 
 
 def test_the_full_prompt_says_the_same_in_words() -> None:
