@@ -120,7 +120,8 @@ async def test_lessons_name_the_workers_by_their_place_in_the_prompt(tmp_path: P
     first = 0
     for each in written:
         before, _, rest = each.prompt.rpartition("\nround ")
-        state, following = rest.splitlines()[0], json.loads(rest.splitlines()[-1].removeprefix("next: "))
+        state = rest.splitlines()[0]
+        following = next(json.loads(line[6:]) for line in rest.splitlines() if line.startswith("next: "))
         asked = [step.worker for step in each.plan.steps if not step.see]
         assert asked == following[: len(asked)], "the likeliest of those that have not replied"
         if not state.startswith("1 "):

@@ -228,15 +228,16 @@ NEXT_MAX = 3  # workers that the last line names
 def _ranked(prompt: PromptInput) -> str:
     """The workers by handle and what the pool file says of them, which all requests to a pool begin with; the request;
     the models by their worth, the best first, which all rounds of a request begin with; and the state of this round.
-    Last, the likeliest that have not replied, spelt as a plan spells them: a small model copies tokens from there at
-    once. ` onyx` and `"onyx` are other tokens, and the first line of a list is harder to find."""
+    Last, the likeliest that have not replied, spelt as a plan spells them, and what the replies come to: a small model
+    copies tokens from there at once. ` onyx` and `"onyx` are other tokens, and the first line of a list is harder to
+    find."""
     facts = [_facts(worker) for worker in sorted(prompt.workers, key=lambda worker: worker.handle)]
     models = [worker for worker in prompt.workers if not worker.is_tool]
     models.sort(key=lambda worker: -_worth(worker, prompt))
     records = [_ranked_line(worker, prompt) for worker in models]
     answers = [_answers_line(prompt.replies)] if prompt.replies else []
     request = quote(prompt.messages, RANKED_CHARS_MAX)
-    return "\n".join([*facts, request, *records, *_state(prompt), *answers, _next(prompt, models)])
+    return "\n".join([*facts, request, *records, *_state(prompt), _next(prompt, models), *answers])
 
 
 def _ranked_line(worker: ShownWorker, prompt: PromptInput) -> str:

@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from random import Random
 
 import numpy as np
 
@@ -30,8 +29,7 @@ from policy.train.step.rows import TrainingRow
 
 STAFF_MIN = 20  # questions that the same workers answered: programs are not searched on fewer
 PLACES = 4  # of the dial, at which a posed question is taught: the prompts share a beginning
-ASKING_ON = 6  # times is a later round taught that asks one more worker: it is rare, and all that a fallback has
-SHIPPING_SHARE = 0.4  # of later rounds that ask nobody are taught: nearly every question ends with one
+ASKING_ON = 3  # times is a later round taught that asks one more worker: it is rare, and all that a fallback has
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ def searched(spec: TrainSpec, tutor: Tutor, say: Callable[[str], None]) -> Searc
         qualities.append(choices.affordable(usd_max))
         count = max(1, round(settings.lessons * len(staff.prompts) / total))
         episodes = asyncio.run(lessons(environment, staff.prompts, choices, posing, count, settings.seed, progress))
-        taught = _in_proportion(dict.fromkeys(episodes), settings.seed) if by_rank else list(dict.fromkeys(episodes))
+        taught = _in_proportion(dict.fromkeys(episodes)) if by_rank else list(dict.fromkeys(episodes))
         rows += _rows(tutor, taught, f"staff {number}", refused)
     return Searched(rows, refused, prices, min(qualities))
 
@@ -124,17 +122,12 @@ def _prices(staffs: Sequence[_Staff], usd_max: float) -> tuple[float, ...]:
     return (*np.exp(np.average(np.log(every), axis=0, weights=weights)).tolist(), 0.0)
 
 
-def _in_proportion(once: Iterable[PlanLesson], seed: int) -> list[PlanLesson]:
-    """The lessons with those of later rounds in another proportion: more that ask on, fewer that ask nobody."""
-    rng = Random(f"proportion {seed}")
+def _in_proportion(once: Iterable[PlanLesson]) -> list[PlanLesson]:
+    """The lessons, those of later rounds that ask on `ASKING_ON` times."""
     lessons: list[PlanLesson] = []
     for lesson in once:
-        if not lesson.allowed.first_index:
-            lessons.append(lesson)
-        elif any(not step.see for step in lesson.plan.steps):
-            lessons += [lesson] * ASKING_ON
-        elif rng.random() < SHIPPING_SHARE:
-            lessons.append(lesson)
+        asks_on = lesson.allowed.first_index > 0 and any(not step.see for step in lesson.plan.steps)
+        lessons += [lesson] * (ASKING_ON if asks_on else 1)
     return lessons
 
 

@@ -33,7 +33,7 @@ PINNED: dict[Profile, str] = {
     "dial": "1236ba75fa68b206adc0c159b64cd63a0091f1a55b4d404ee73343cd5e2f8fdc",
     "full": "df244e99939d15f5edbcf83911e3f296263147cc3799dceb3116139f3953c9c4",
     "guided": "71d01b6ce8c8ddaf14431cac8f80a5432a890b2ecb7aafcd5c57455e27afaac9",
-    "ranked": "99662f5adbae5776947fdc2498359187f549befd9d94734466c7f75d5f60e725",
+    "ranked": "854b8a074dd599f62a4c122e007be849f1b1a1c35da44b688b572094b2d650d0",
 }
 
 ATLAS = ShownWorker("atlas", "sums and dates", ("arithmetic",), 2, 8_192, 0.4, ShownExperience(8, 0.79, 400_000, 1_200))
@@ -196,8 +196,8 @@ def test_the_ranked_prompt_line_by_line() -> None:
         "quill no record\n"
         "round 2 steps 5 depth 1 quality 7\n"
         "0 atlas (agrees:1) = 4\n"
-        "agree 1 of 1 last in\n"
-        'next: ["quill"]'
+        'next: ["quill"]\n'
+        "agree 1 of 1 last in"
     )
 
 
@@ -236,7 +236,7 @@ def test_the_ranked_prompt_has_the_likeliest_worker_first_for_its_price() -> Non
 def test_an_empty_reply_agrees_with_nothing_in_the_ranked_prompt(replies: list[str | None], line: str) -> None:
     shown = tuple(ShownReply(index, "atlas", answer, ()) for index, answer in enumerate(replies))
     lines = render("ranked", replace(SHOWN, round=2, replies=shown))[1]["content"].splitlines()
-    assert lines[-2] == line
+    assert lines[-1] == line
 
 
 def test_a_call_of_a_tool_is_an_answer_in_the_ranked_prompt() -> None:
@@ -244,14 +244,15 @@ def test_a_call_of_a_tool_is_an_answer_in_the_ranked_prompt() -> None:
     assert "agree 1 of 1 last in" in render("ranked", replace(SHOWN, round=2, replies=shown))[1]["content"]
 
 
-def test_the_ranked_prompt_ends_with_the_likeliest_workers_that_have_not_replied() -> None:
-    def last_line(*handles: str) -> str:
+def test_the_ranked_prompt_names_the_likeliest_workers_that_have_not_replied() -> None:
+    def next_line(*handles: str) -> str:
         replies = tuple(ShownReply(index, handle, None, ()) for index, handle in enumerate(handles))
-        return render("ranked", replace(SHOWN, round=2, replies=replies))[1]["content"].splitlines()[-1]
+        lines = render("ranked", replace(SHOWN, round=2, replies=replies))[1]["content"].splitlines()
+        return next(line for line in lines if line.startswith("next: "))
 
-    assert last_line() == 'next: ["atlas","quill"]'
-    assert last_line("atlas") == 'next: ["quill"]'
-    assert last_line("atlas", "quill") == "next: []"
+    assert next_line() == 'next: ["atlas","quill"]'
+    assert next_line("atlas") == 'next: ["quill"]'
+    assert next_line("atlas", "quill") == "next: []"
 
 
 def test_the_full_prompt_says_the_same_in_words() -> None:
