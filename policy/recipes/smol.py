@@ -50,7 +50,7 @@ VOTING = ("vote", "baton/vote")
 SETTINGS = ("lora_rank=16", "redraw_handles=true", "k_of_n=3-6", "experience_share=1.0", "threads=2", f"seed={SEED}")
 TAUGHT = (
     "lessons=1200",
-    "steps=20",
+    "steps=18",
     "lr=8e-4",
     "prompts=32",
     "tokens_max=1200",  # prompts of one question share their beginning
