@@ -219,9 +219,12 @@ def _record(experience: ShownExperience) -> str:
 
 # ---------------------------------------------------------------- ranked
 
-_RANKED = _BRIEF + """
+_RANKED = (
+    _BRIEF
+    + """
 After the request the workers stand by what they did on such requests, for their price, the best first. `next` are those
 that have not replied."""
+)
 NEXT_MAX = 3  # workers that the last line names
 
 

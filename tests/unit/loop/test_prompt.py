@@ -202,7 +202,8 @@ def test_the_ranked_prompt_line_by_line() -> None:
 
 
 def test_requests_to_a_pool_share_the_beginning_of_the_ranked_prompt() -> None:
-    other = replace(SHOWN, workers=(QUILL, replace(ATLAS, experience=None)), messages=({"role": "user", "content": "?"},))
+    asked = ({"role": "user", "content": "?"},)
+    other = replace(SHOWN, workers=(QUILL, replace(ATLAS, experience=None)), messages=asked)
     first, second = (render("ranked", shown)[1]["content"] for shown in (SHOWN, other))
     assert first.partition("[user]")[0] == second.partition("[user]")[0]
 
