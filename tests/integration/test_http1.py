@@ -83,7 +83,7 @@ def until() -> float:
     return asyncio.get_running_loop().time() + BOUND_S
 
 
-async def asked(pool: ConnectionPool, of: Worker, content: bytes = b"{}") -> Http1Reply:
+async def post(pool: ConnectionPool, of: Worker, content: bytes = b"{}") -> Http1Reply:
     return await pool.post(of.url, {"x": "y"}, content, until())
 
 
@@ -100,12 +100,12 @@ async def test_a_connection_whose_reply_was_read_is_used_again(pool: ConnectionP
         b"HTTP/1.1 200 OK\r\nX-Id: a\r\nx-id: b\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
     )
     async with worker(OK, chunked, b"HTTP/1.1 204 No Content\r\n\r\n", OK) as served:
-        assert await read(await asked(pool, served)) == b"hi"
-        reply = await asked(pool, served)
+        assert await read(await post(pool, served)) == b"hi"
+        reply = await post(pool, served)
         assert (reply.status_code, reply.headers["x-id"]) == (200, "a")
         assert await read(reply) == b"abc"
-        assert await read(await asked(pool, served)) == b""
-        assert await read(await asked(pool, served, b"z" * (2 * BUFFER_BYTES))) == b"hi"
+        assert await read(await post(pool, served)) == b""
+        assert await read(await post(pool, served, b"z" * (2 * BUFFER_BYTES))) == b"hi"
     assert served.connections == 1
     assert served.heads[0].startswith(b"POST /v1/x HTTP/1.1\r\nhost: 127.0.0.1:")
     assert served.heads[0].endswith(b"x: y\r\ncontent-length: 2\r\n\r\n{}")
@@ -124,20 +124,20 @@ async def test_a_connection_with_more_on_it_or_at_its_end_is_not_used_again(
     pool: ConnectionPool, answer: bytes
 ) -> None:
     async with worker(answer, OK) as served:
-        reply = await asked(pool, served)
+        reply = await post(pool, served)
         assert (reply.status_code, reply.headers.get("link")) == (200, None)
         assert await read(reply) == b"hi"
-        assert await read(await asked(pool, served)) == b"hi"
+        assert await read(await post(pool, served)) == b"hi"
     assert served.connections == 2
 
 
 async def test_a_reply_that_nobody_reads_to_its_end_closes_its_connection(pool: ConnectionPool) -> None:
     async with worker(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhi", OK) as served:
-        reply = await asked(pool, served)
+        reply = await post(pool, served)
         assert await reply.next_raw(until()) == b"hi"
         await reply.aclose()
         await reply.aclose()
-        assert await read(await asked(pool, served)) == b"hi"
+        assert await read(await post(pool, served)) == b"hi"
     assert served.connections == 2
 
 
@@ -153,8 +153,8 @@ async def test_a_reply_that_nobody_reads_to_its_end_closes_its_connection(pool: 
 async def test_what_is_no_reply(pool: ConnectionPool, answer: bytes | None) -> None:
     async with worker(answer, OK) as served:
         with pytest.raises(HungUp):
-            await asked(pool, served)
-        assert await read(await asked(pool, served)) == b"hi"
+            await post(pool, served)
+        assert await read(await post(pool, served)) == b"hi"
 
 
 @pytest.mark.parametrize(
@@ -168,14 +168,14 @@ async def test_what_is_no_reply(pool: ConnectionPool, answer: bytes | None) -> N
 async def test_a_body_that_is_cut(pool: ConnectionPool, answer: bytes) -> None:
     async with worker(answer) as served:
         with pytest.raises(HungUp):
-            await read(await asked(pool, served))
+            await read(await post(pool, served))
 
 
 async def test_nothing_is_sent_without_a_connection_or_with_a_broken_header(pool: ConnectionPool) -> None:
     async with worker() as served:
         pass
     with pytest.raises(NotConnected):
-        await asked(pool, served)
+        await post(pool, served)
     with pytest.raises(ValueError, match="line break"):
         await pool.post(served.url, {"x": "a\r\nb: c"}, b"", until())
     with pytest.raises(aiohttp.InvalidURL):
@@ -187,13 +187,13 @@ async def test_a_wait_ends_at_its_deadline_and_frees_its_place(pool: ConnectionP
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 await pool.post(served.url, {"x": "nothing"}, b"", asyncio.get_running_loop().time() + 0.01)
-        assert await read(await asked(pool, served)) == b"hi"
+        assert await read(await post(pool, served)) == b"hi"
 
 
 async def test_more_requests_than_places_wait(pool: ConnectionPool) -> None:
     async with worker(OK, OK, OK) as served:
-        first, second = await asked(pool, served), await asked(pool, served)
-        third = asyncio.create_task(asked(pool, served))
+        first, second = await post(pool, served), await post(pool, served)
+        third = asyncio.create_task(post(pool, served))
         await asyncio.sleep(0.01)
         assert not third.done()
         await read(first)
@@ -205,7 +205,7 @@ async def test_more_requests_than_places_wait(pool: ConnectionPool) -> None:
 async def test_a_body_that_nobody_takes_is_not_read_without_bound(pool: ConnectionPool) -> None:
     size = 64 * BUFFER_BYTES
     async with worker(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + b"z" * size) as served:
-        reply = await asked(pool, served)
+        reply = await post(pool, served)
         await asyncio.sleep(0.05)
         first = await reply.next_raw(until())
         assert len(first) < 16 * BUFFER_BYTES
@@ -215,9 +215,9 @@ async def test_a_body_that_nobody_takes_is_not_read_without_bound(pool: Connecti
 async def test_an_idle_connection_is_closed_after_its_time() -> None:
     pool = ConnectionPool(2, ssl.create_default_context(), idle_s=0.02, connect_s=5.0)
     async with worker(OK, OK) as served:
-        await read(await asked(pool, served))
+        await read(await post(pool, served))
         await asyncio.sleep(0.1)
-        await read(await asked(pool, served))
+        await read(await post(pool, served))
         assert served.connections == 2
         pool.close()
         await asyncio.sleep(0)

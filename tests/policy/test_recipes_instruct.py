@@ -64,12 +64,12 @@ def test_what_the_command_sets_is_last(tmp_path: Path) -> None:
     assert (logged.lora_rank, logged.seed) == (4, 7)
 
 
-def asked(*words: str) -> argparse.Namespace:
+def parsed(*words: str) -> argparse.Namespace:
     return parser().parse_args(["--base", "b", "--data", "d", "--prices", "p", *words])
 
 
 def test_by_default_the_last_round_has_enough_to_learn_and_to_be_judged_by() -> None:
-    options = asked()
+    options = parsed()
     assert shortage(options) == ""
     held_out = options.rollouts * options.held_out_share
     assert held_out >= Thresholds().questions_min
@@ -97,7 +97,7 @@ def test_what_the_last_round_cannot_do_is_said_before_the_first(
 
 def test_a_small_run_lets_its_bounds_go() -> None:
     small = ["--rollouts", "60", "--held-out-share", "0.4", "--gate-n", "20", "--logged", "requests_min=24"]
-    assert shortage(asked(*small)) == ""
+    assert shortage(parsed(*small)) == ""
 
 
 def test_the_gate_of_the_last_round_holds_out_that_share(tmp_path: Path) -> None:

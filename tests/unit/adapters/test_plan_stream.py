@@ -42,11 +42,11 @@ def outcome(events: Sequence[str], together: bool) -> tuple[ConductorChunk | Non
             pieces.append(plan.take(each, False))
             plan.check()
     except ConductorError as error:
-        return _whole(pieces), error.message
-    return _whole(pieces), None
+        return _joined(pieces), error.message
+    return _joined(pieces), None
 
 
-def _whole(pieces: Sequence[ConductorChunk | None]) -> ConductorChunk | None:
+def _joined(pieces: Sequence[ConductorChunk | None]) -> ConductorChunk | None:
     found = [piece for piece in pieces if piece is not None]
     return ConductorChunk(
         "".join(piece.text for piece in found),
