@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from policy.gate.checks import Thresholds
-from policy.recipes import instruct, operator
+from policy.recipes import instruct, operator, smol
 from policy.recipes.instruct import InstructLoop, Site, main, parser, shortage
 from policy.recipes.operator import Operator
 from policy.recipes.report import LearningReport
@@ -50,7 +50,9 @@ def test_the_lessons_and_the_practice_train_an_adapter_on_pools_of_these_workers
         assert each.redraw_handles
         assert each.experience_share == 1.0
         assert each.k_of_n == (3, 3), "the recording has three workers"
-    assert (taught.steps, taught.lr) == (22, 8e-4), "fewer or slower steps teach no choice (docs/results.md)"
+    recipe = settings_of("taught", list(smol.TAUGHT))
+    wanted = (recipe.steps, recipe.lr, recipe.prompts)
+    assert (taught.steps, taught.lr, taught.prompts) == wanted, "fewer or slower steps teach no choice (docs/results.md)"
     assert practised.quality == (0, 9), "the whole dial"
 
 
