@@ -123,9 +123,7 @@ class HttpWorkers:
         self, call: WorkerCall, body: Mapping[str, Any], content: bytes, response: Http1Reply, deadline: float
     ) -> WorkerReply:
         async with aclosing(response):
-            pieces, raw = replies.Pieces(response, self._reply_bytes_max), b""
-            while (piece := await pieces.next(deadline)) is not None:
-                raw += piece
+            raw = await replies.Pieces(response, self._reply_bytes_max).whole(deadline)
         kind = response.headers.get("content-type", "")
         if call.endpoint in TASK_FIELDS:
             return upstream.task_reply(call, upstream.read_task(call, raw, kind), kind)

@@ -127,6 +127,17 @@ class Pieces:
         self._bounded.end()
         return None
 
+    async def whole(self, until_s: float) -> bytes:
+        """Every piece, in one. Waits and raises as `next`."""
+        first = await self.next(until_s)
+        if first is None or (piece := await self.next(until_s)) is None:
+            return first or b""
+        body = bytearray(first)  # it grows in place: `bytes` would be copied with each piece
+        while piece is not None:
+            body += piece
+            piece = await self.next(until_s)
+        return bytes(body)
+
     async def drain(self, until_s: float) -> None:
         """Read what follows, until `until_s`: only a connection that was read to its end can be reused."""
         with suppress(UpstreamError):
