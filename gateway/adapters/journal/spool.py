@@ -1,8 +1,8 @@
 """The write-ahead journal (port `Journal`): an event is on this host's disk before `append` returns.
 
-Appenders queue; one task writes whatever is queued with one write and one fdatasync in a thread of its own, and wakes
-them all. The other side, used by the shipper: `read` from a position on, `acknowledge` what is in PostgreSQL (the mark
-is durable before any segment is deleted), `set_aside` a damaged segment.
+Appenders queue; what came in one turn of the event loop, or during the commit before, is written with one write and one
+fdatasync in a thread of its own, which wakes them all. The other side, used by the shipper: `read` from a position on,
+`acknowledge` what is in PostgreSQL (the mark is durable before any segment is deleted), `set_aside` a damaged segment.
 
     disk full            that append raises SpoolFull; the next one tries again
     queue or spool full  SpoolFull; new holds are refused first, so that requests under way can still be logged
@@ -17,14 +17,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from gateway.adapters.journal import segments
+from gateway.adapters.journal.disk import DiskThread
 from gateway.adapters.journal.segments import NoSpace, Position, Segment
 from gateway.core.log.events import Event, canonical
 from gateway.errors import SpoolFull, TooLarge, Unavailable
@@ -32,7 +32,6 @@ from gateway.errors import SpoolFull, TooLarge, Unavailable
 log = logging.getLogger("gateway.spool")
 MIB = 2**20
 LAG_STEP_S = 0.2
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +102,9 @@ class Spool:
     ) -> None:
         self.directory, self.limits, self.watch = directory, limits, watch
         self._on_fatal = on_fatal
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._disk = DiskThread("spool")
         self._held = ExitStack()
-        self._file: Segment | None = None  # touched in the spool's thread only
+        self._file: Segment | None = None  # touched in that thread only
         self._next = 1
         self._sizes: dict[int, int] = {}  # durable bytes of each segment on disk, oldest first
         self._durable = self._acked = Position(0, 0)
@@ -113,11 +112,12 @@ class Spool:
         self._queued_bytes = 0
         self._closed = self._no_space = False  # the latter of the latest commit
         self._broken: BaseException | None = None
-        self._wake, self._grown, self._acks = asyncio.Event(), asyncio.Event(), asyncio.Condition()
+        self._idle, self._grown, self._acks = asyncio.Event(), asyncio.Event(), asyncio.Condition()
+        self._idle.set()  # no commit is under way
         self._wanted = asyncio.Event()
         self._unshipped: deque[tuple[Position, float]] = deque()  # ends of commits, and when they came (monotonic s)
         self._mark = segments.ShippedMark(directory)
-        self._writer: asyncio.Task[None] | None = None
+        self._is_locked = True
 
     @classmethod
     async def open(
@@ -131,15 +131,13 @@ class Spool:
         use."""
         spool = cls(directory, limits or SpoolLimits(), watch or Quiet(), on_fatal)
         try:
-            torn = await spool._in_thread(spool._load)
+            torn = await spool._disk.call(spool._load)
         except BaseException:  # boundary: the thread ends and the error goes on
-            spool._thread.shutdown()
+            spool._disk.close()
             raise
         if torn:
             log.warning("cut %d bytes of unacknowledged records at the end of the journal in %s", torn, directory)
             spool.watch.damaged("torn", str(directory), torn)
-        spool._writer = asyncio.create_task(spool._write_loop(), name="spool-writer")
-        spool._writer.add_done_callback(spool._writer_done)
         return spool
 
     def _load(self) -> int:
@@ -164,7 +162,8 @@ class Spool:
     def append(self, *events: Event) -> asyncio.Future[None]:
         """Done once the events are durable, all or none of them. Cancelling it does not undo this. Raises SpoolFull
         (queue, spool or disk), TooLarge, Unavailable (closed, or broken by an fsync error)."""
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        written: asyncio.Future[None] = loop.create_future()
         try:
             records = [segments.encode(canonical(event)) for event in events]
             self._admit([len(record) for record in records], new_work=any(event.kind == "hold" for event in events))
@@ -174,7 +173,9 @@ class Spool:
         blob = b"".join(records)
         self._queue.append(_Queued(blob, len(records), written))
         self._queued_bytes += len(blob)
-        self._wake.set()
+        if self._idle.is_set():
+            self._idle.clear()
+            loop.call_soon(self._commit)
         return written
 
     def _admit(self, sizes: Sequence[int], *, new_work: bool) -> None:
@@ -196,13 +197,6 @@ class Spool:
         """Bytes of all segments not yet deleted."""
         return sum(self._sizes.values())
 
-    async def _write_loop(self) -> None:
-        while not (self._closed and not self._queue):
-            await self._wake.wait()
-            self._wake.clear()
-            while self._queue and self._broken is None:
-                await self._commit(self._take())
-
     def _take(self) -> list[_Queued]:
         batch = [self._queue.popleft()]
         size = len(batch[0].blob)
@@ -212,31 +206,45 @@ class Spool:
         self._queued_bytes -= size
         return batch
 
-    async def _commit(self, batch: list[_Queued]) -> None:
-        started = time.monotonic()
+    def _commit(self) -> None:
+        """Write what is queued, and again what has come meanwhile."""
+        if not self._queue:
+            self._idle.set()
+            return
+        batch = self._take()
         blob = b"".join(each.blob for each in batch)
+        self._disk.run(partial(self._committed, batch, len(blob), time.monotonic()), self._write, blob)
+
+    def _committed(
+        self, batch: list[_Queued], size: int, began_s: float, position: Position | None, error: BaseException | None
+    ) -> None:
         try:
-            position = await self._in_thread(self._write, blob)
-        except NoSpace:
-            self._no_space = True
-            log.error("no space left for the journal in %s", self.directory)
-            _settle(batch, SpoolFull("no space left on the journal's disk"))
-        except OSError as error:
-            self._break(error)
-            _settle(batch, Unavailable("the journal's disk failed", code="journal_broken"))
-        else:
-            self._durable, self._no_space = position, False
-            self._sizes[position.segment] = position.offset
-            came_s = time.monotonic()
-            if self._unshipped and came_s - self._unshipped[-1][1] <= LAG_STEP_S:
-                came_s = self._unshipped.pop()[1]  # counted as that commit, which is older
-            self._unshipped.append((position, came_s))
-            self._grown.set()
-            _settle(batch, None)
-            self.watch.appended(sum(each.records for each in batch), len(blob), time.monotonic() - started)
-            self.watch.spool_bytes(self.bytes_on_disk)
-        finally:  # after any error, no appender waits for ever
+            if position is not None:
+                self._note(position)
+                _settle(batch, None)
+                self.watch.appended(sum(each.records for each in batch), size, time.monotonic() - began_s)
+                self.watch.spool_bytes(self.bytes_on_disk)
+            elif isinstance(error, NoSpace):
+                self._no_space = True
+                log.error("no space left for the journal in %s", self.directory)
+                _settle(batch, SpoolFull("no space left on the journal's disk"))
+            else:
+                self._break(error or RuntimeError("the journal's writer ended"))
+                _settle(batch, Unavailable("the journal's disk failed", code="journal_broken"))
+        except BaseException as bug:  # boundary: after any error, no appender waits for ever
+            self._break(bug)
             _settle(batch, Unavailable("the journal's writer failed", code="journal_broken"))
+        self._commit()
+
+    def _note(self, position: Position) -> None:
+        """Everything before `position` is on disk now."""
+        self._durable, self._no_space = position, False
+        self._sizes[position.segment] = position.offset
+        came_s = time.monotonic()
+        if self._unshipped and came_s - self._unshipped[-1][1] <= LAG_STEP_S:
+            came_s = self._unshipped.pop()[1]  # counted as that commit, which is older
+        self._unshipped.append((position, came_s))
+        self._grown.set()
 
     def _write(self, blob: bytes) -> Position:
         if self._file is not None and self._file.size >= self.limits.segment_bytes:
@@ -260,24 +268,16 @@ class Spool:
             _settle(waiting, Unavailable("the journal's disk failed", code="journal_broken"))
             self._on_fatal(error)
 
-    def _writer_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self._break(task.exception() or RuntimeError("the journal's writer ended"))
-
-    def _in_thread(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
-
     async def close(self) -> None:
         """Write what is queued, refuse new events, and unlock the directory. Idempotent."""
         self._closed = True
-        self._wake.set()
-        if self._writer is not None:
-            await asyncio.wait([self._writer])
-            self._writer = None
-            await self._in_thread(self._close_file)
+        await self._idle.wait()
+        if self._is_locked:
+            self._is_locked = False
+            await self._disk.call(self._close_file)
             with suppress(OSError):  # without the mark, records are shipped again
-                await self._in_thread(self._mark.close, self._acked)
-            self._thread.shutdown()
+                await self._disk.call(self._mark.close, self._acked)
+            self._disk.close()
             self._held.close()
 
     # ---------------------------------------------------------------- shipping
@@ -368,7 +368,7 @@ class Spool:
 
     async def set_aside(self, position: Position) -> Position:
         """Rename the segment in which `position` is damaged to `.bad`; returns (and acknowledges) its end."""
-        aside = await self._in_thread(self._set_aside, position.segment)
+        aside = await self._disk.call(self._set_aside, position.segment)
         lost = (size := self._sizes.pop(position.segment)) - position.offset
         log.error("journal segment damaged at byte %d, %d bytes kept aside in %s", position.offset, lost, aside)
         self.watch.damaged("corrupt", str(aside), lost)

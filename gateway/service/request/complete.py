@@ -213,10 +213,16 @@ class Completer:
         running.work = None  # from here on nothing cancels it but the end of the process
         if running.kept is not None and running.kept.abandoned:
             return await self._leave(running)
+        await self._end(running, loop, body)
+
+    async def _end(self, running: Running, loop: Loop, body: Mapping[str, Any] | None) -> None:
+        """Log, settle and release, and let nobody wait for ever."""
         try:
             await self._finish(running, loop, body)
+            await self._settle(running, loop.tree.meter.calls)
         except BaseException as bug:  # boundary: recovery settles what is left, but nobody may wait for ever
-            running.error, running.body = BatonError("internal error; its money is settled by recovery"), None
+            if not running.finished.is_set():
+                running.error, running.body = BatonError("internal error; its money is settled by recovery"), None
             if not isinstance(bug, Exception):
                 raise
             self._metrics.bug(bug)
@@ -337,7 +343,6 @@ class Completer:
             await (asyncio.gather(logged, *kept) if kept else logged)
         except BatonError as error:  # a reply whose rollout is not on disk is not sent
             running.error, running.body = error, None
-        await self._settle(running, loop.tree.meter.calls)
         took_ms = overhead_ms(record, self._clock.now_us()) if running.kept is None else 0.0
         self._metrics.finished(record, took_ms, loop.tree.children)
 
@@ -364,8 +369,14 @@ class Completer:
         return self._event("settle", payload)
 
     async def _settle(self, running: Running, calls: int) -> None:
-        """Close the holds and release the rate limits. With Redis away the journal still says what was spent."""
+        """Close the holds and release the rate limits. With Redis away the journal still says what was spent. The reply
+        waits for it only where the client's next request may depend on more than the order of commands to Redis."""
         record, reserved = running.record, running.reserved
+        if reserved.session is None and reserved.calls is None and not self._rates.count(running.principal):
+            closing = asyncio.create_task(self._close(reserved.money, record.cost_nano))
+            await asyncio.sleep(0)  # its command leaves before the reply
+            running.finish()
+            return await closing
         await self._close(reserved.money, record.cost_nano)
         if reserved.calls is not None:
             await self._close(reserved.calls, calls)
