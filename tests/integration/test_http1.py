@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import aiohttp
 import pytest
@@ -13,6 +13,8 @@ import yarl
 
 from gateway.adapters.upstream.http1.connection import BUFFER_BYTES, HEAD_BYTES_MAX, HungUp
 from gateway.adapters.upstream.http1.pool import ConnectionPool, Http1Reply, NotConnected
+from gateway.adapters.upstream.replies import Pieces
+from gateway.errors import UpstreamProtocol
 from tests.waiting import BOUND_S
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
@@ -210,6 +212,20 @@ async def test_a_body_that_nobody_takes_is_not_read_without_bound(pool: Connecti
         first = await reply.next_raw(until())
         assert len(first) < 16 * BUFFER_BYTES
         assert len(first) + len(await read(reply)) == size
+
+
+async def test_a_body_in_many_pieces_is_read_whole_within_its_bound(pool: ConnectionPool) -> None:
+    size = 5 * BUFFER_BYTES
+    body = bytes(range(256)) * (size // 256)
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + body
+    chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n" % size + body + b"\r\n0\r\n\r\n"
+    async with worker(answer, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", chunked) as served:
+        async with aclosing(await post(pool, served)) as full:
+            assert await Pieces(full, size).read_all(until()) == body
+        async with aclosing(await post(pool, served)) as empty:
+            assert await Pieces(empty, size).read_all(until()) == b""
+        with pytest.raises(UpstreamProtocol, match="larger"):
+            await Pieces(await post(pool, served), size - 1).read_all(until())
 
 
 async def test_an_idle_connection_is_closed_after_its_time() -> None:

@@ -23,13 +23,13 @@ class DiskThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Done, Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name=name, daemon=True)  # a process that dies waits for no disk
         self._thread.start()
 
     def run(self, done: Done, function: Callable[..., Any], *args: Any) -> None:
         """Run `function` in the thread, then `done` on the event loop."""
-        self._calls.put(partial(self._carry_out, done, partial(function, *args)))
+        self._calls.put((done, function, args))
 
     def call(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Run `function` in the thread; the future gets what it returns or raises. Cancelling it does not stop it."""
@@ -44,13 +44,13 @@ class DiskThread:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            call()
+            self._carry_out(*call)
             del call  # nothing that a call refers to may live as long as the next one takes to come
 
-    def _carry_out(self, done: Done, function: Callable[[], Any]) -> None:
+    def _carry_out(self, done: Done, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         value, error = None, None
         try:
-            value = function()
+            value = function(*args)
         except BaseException as raised:  # boundary: whoever waits gets it
             error = raised
         with suppress(RuntimeError):  # the event loop has ended, and nobody waits

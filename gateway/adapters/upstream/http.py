@@ -123,7 +123,7 @@ class HttpWorkers:
         self, call: WorkerCall, body: Mapping[str, Any], content: bytes, response: Http1Reply, deadline: float
     ) -> WorkerReply:
         async with aclosing(response):
-            raw = await replies.Pieces(response, self._reply_bytes_max).whole(deadline)
+            raw = await replies.Pieces(response, self._reply_bytes_max).read_all(deadline)
         kind = response.headers.get("content-type", "")
         if call.endpoint in TASK_FIELDS:
             return upstream.task_reply(call, upstream.read_task(call, raw, kind), kind)

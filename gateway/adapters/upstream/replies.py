@@ -127,7 +127,7 @@ class Pieces:
         self._bounded.end()
         return None
 
-    async def whole(self, until_s: float) -> bytes:
+    async def read_all(self, until_s: float) -> bytes:
         """Every piece, in one. Waits and raises as `next`."""
         first = await self.next(until_s)
         if first is None or (piece := await self.next(until_s)) is None:

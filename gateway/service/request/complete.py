@@ -372,7 +372,7 @@ class Completer:
         """Close the holds and release the rate limits. With Redis away the journal still says what was spent. The reply
         waits for it only where the client's next request may depend on more than the order of commands to Redis."""
         record, reserved = running.record, running.reserved
-        if reserved.session is None and reserved.calls is None and not self._rates.count(running.principal):
+        if reserved.session is None and reserved.calls is None and not self._rates.counts(running.principal):
             closing = asyncio.create_task(self._close(reserved.money, record.cost_nano))
             await asyncio.sleep(0)  # its command leaves before the reply
             running.finish()

@@ -57,14 +57,14 @@ class Rates:
     def __init__(self, limits: RateLimits) -> None:
         self._limits = limits
 
-    def count(self, who: Principal) -> bool:
+    def counts(self, who: Principal) -> bool:
         """Whether requests of this key are counted."""
         return who.has_rate_limits or who.organisation.has_rate_limits
 
     async def enter(self, who: Principal) -> RateEntry:
         """Count a request of which nothing but its key is known. Raises RateLimited."""
         request_id = random_hex()
-        if not self.count(who):
+        if not self.counts(who):
             return RateEntry(who, request_id, RateState())
         return RateEntry(who, request_id, await self.admit(who, request_id, 0))
 
