@@ -192,6 +192,8 @@ def test_everything_can_be_reached_with_tab_alone(page: Page) -> None:
 
 def test_policy_versions_are_on_the_overview_with_what_was_done_to_them(page: Page) -> None:
     page.until("!!document.querySelector('.policies')")
+    under = "document.querySelector('.policies + :is(.tiles, .empty)').getBoundingClientRect().top"
+    assert page.js(f"{under} - document.querySelector('.policies').getBoundingClientRect().bottom") >= 8, "they touch"
     first = "document.querySelector('.policies tbody tr').innerText"
     assert page.js(first).split()[:5] == ["conductor@0", "live", "100", "%", "hold"]
     told = page.js("[...document.querySelectorAll('.policies table')].at(-1).innerText")
