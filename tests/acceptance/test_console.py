@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from gateway.adapters.postgres import admin_tables, tables
 from gateway.core.log.events import uuid7
@@ -345,6 +346,36 @@ def test_a_key_is_made_with_limits_and_its_secret_is_shown_once(page: Page, gate
     assert count(page, "main script, main img, main b") == 0
     admin(gateway, "DELETE", f"keys/{made['id']}")
     assert ["status of 400" in complaint for complaint in page.complaints] == [True], "the wrong limit"
+
+
+def test_many_keys_have_pages_and_a_search(page: Page, gateway: Gateway) -> None:
+    with database(gateway) as connection:
+        row = dict(
+            connection.execute(select(admin_tables.keys).where(admin_tables.keys.c.key_class == "data"))
+            .mappings()
+            .first()
+            or {}
+        )
+        at = row["created_at"] + timedelta(days=1)
+        rows = [row | {"public_id": f"many{n:08}", "name": f"one of many {n}", "created_at": at} for n in range(1_001)]
+        connection.execute(admin_tables.keys.insert(), rows)
+    try:
+        show(page, "#/money")
+        page.until("document.querySelector('main').innerText.includes('one of many 999')")
+        assert "one of many 1000" not in page.text()
+        page.js("[...document.querySelectorAll('main a')].find((one) => one.innerText === 'Older keys').click()")
+        page.until("document.querySelector('main').innerText.includes('one of many 1000')")
+        assert "one of many 999" not in page.text()
+        page.js("document.querySelector('form.filters input[name=q]').value = 'MANY 17'")
+        press(page, "Search")
+        page.until("document.querySelector('main').innerText.includes('one of many 179')")
+        assert "one of many 18" not in page.text()
+        page.js("[...document.querySelectorAll('main a')].find((one) => one.innerText === 'All keys').click()")
+        page.until("document.querySelector('main').innerText.includes('one of many 18')")
+        assert page.complaints == []
+    finally:
+        with database(gateway) as connection:
+            connection.execute(admin_tables.keys.delete().where(admin_tables.keys.c.public_id.startswith("many")))
 
 
 def test_an_uncertain_charge_is_given_back_by_one_press(page: Page, gateway: Gateway) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -125,7 +125,63 @@ async def test_keys_are_listed_newest_first(acme: Office) -> None:
     for n, name in enumerate("abc"):
         key = replace(KEY, public_id=name, created_at=NOW + timedelta(microseconds=n))
         await acme.admin.key_insert(key, ANN)
-    assert [key.public_id for key in await acme.admin.key_list()] == ["c", "b", "a"]
+    assert ids(await acme.admin.key_list(9)) == ["c", "b", "a"]
+    assert ids(await acme.admin.key_list(2)) == ["c", "b"]
+
+
+def ids(rows: Sequence[KeyRow]) -> list[str]:
+    return [row.public_id for row in rows]
+
+
+async def test_the_next_page_of_keys_begins_after_the_last_one_shown(acme: Office) -> None:
+    for name in "cadb":  # two of them made at the same time
+        at = NOW + timedelta(microseconds=int(name in "ad"))
+        await acme.admin.key_insert(replace(KEY, public_id=name, created_at=at), ANN)
+    assert ids(await acme.admin.key_list(9)) == ["a", "d", "b", "c"]
+    assert [ids(await acme.admin.key_list(9, before)) for before in "adbc"] == [["d", "b", "c"], ["b", "c"], ["c"], []]
+    assert ids(await acme.admin.key_list(9, "nobody")) == []
+
+
+async def test_keys_are_searched_by_a_part_of_id_name_or_organisation(acme: Office) -> None:
+    for name in ("Ann", "an%n", "bob"):
+        await acme.admin.key_insert(replace(KEY, public_id=f"id-{name}", name=name), ANN)
+    searches = {text: ids(await acme.admin.key_list(9, None, text)) for text in ("ANN", "%", "id-b", "CM", "_")}
+    everyone = ["id-Ann", "id-an%n", "id-bob"]
+    assert searches == {"ANN": ["id-Ann"], "%": ["id-an%n"], "id-b": ["id-bob"], "CM": everyone, "_": []}
+    assert ids(await acme.admin.key_list(9, "id-Ann", "an")) == ["id-an%n"]
+
+
+async def test_keys_in_use_that_have_a_budget(acme: Office) -> None:
+    none: dict[str, Any] = {"budget_nano": None, "budget_month_nano": None, "budget_day_nano": None}
+    for name, budget in {"d": "budget_day_nano", "m": "budget_month_nano", "a": "budget_nano"}.items():
+        await acme.admin.key_insert(replace(KEY, public_id=name, **{**none, budget: 5}), ANN)
+    await acme.admin.key_insert(replace(KEY, public_id="free", **none), ANN)
+    await acme.admin.key_insert(replace(KEY, public_id="ended"), ANN)
+    await acme.admin.key_revoke("ended", NOW, ANN)
+    assert ids(await acme.admin.key_budgets(9)) == ["a", "d", "m"]
+    assert ids(await acme.admin.key_budgets(2)) == ["a", "d"]
+
+
+async def test_keys_in_use_that_name_a_pool_or_a_worker(acme: Office) -> None:
+    named = {"a": (("fast",), ()), "b": ((), ("atlas", "quill")), "c": (("slow",), ("quill",)), "d": ((), ())}
+    for n, (name, (pools, workers)) in enumerate(named.items()):
+        at = NOW + timedelta(microseconds=n)
+        key = replace(KEY, public_id=name, pools=pools, workers=workers, created_at=at)
+        await acme.admin.key_insert(key, ANN)
+    await acme.admin.key_insert(replace(KEY, public_id="ended"), ANN)
+    await acme.admin.key_revoke("ended", NOW, ANN)
+    assert ids(await acme.admin.key_naming(["fast"], ["quill"], 9)) == ["c", "b", "a"]
+    assert ids(await acme.admin.key_naming([], ["atlas"], 9)) == ["b"]
+    assert ids(await acme.admin.key_naming(["fast"], ["quill"], 1)) == ["c"]
+    assert ids(await acme.admin.key_naming([], [], 9)) == []
+
+
+async def test_whether_a_key_is_in_use(acme: Office) -> None:
+    assert not await acme.admin.key_exists()
+    await acme.admin.key_insert(KEY, ANN)
+    assert await acme.admin.key_exists()
+    await acme.admin.key_revoke("abc123", NOW, ANN)
+    assert not await acme.admin.key_exists()
 
 
 async def test_a_key_is_revoked_once(acme: Office) -> None:

@@ -35,7 +35,32 @@ class FakeAdmin:
         self.store.keys[key.public_id] = replace(key, organisation=None)
         self._write(act, "key.created", f"key:{key.public_id}", None, asdict(key))
 
-    async def key_list(self) -> Sequence[KeyRow]:
+    async def key_list(self, limit: int, before: str | None = None, text: str | None = None) -> Sequence[KeyRow]:
+        every = self._newest()
+        if before is not None:
+            places = [place for place, key in enumerate(every) if key.public_id == before]
+            every = every[places[0] + 1 :] if places else []
+        part = (text or "").casefold()
+        matches = [key for key in every if any(part in one.casefold() for one in (key.public_id, key.name, key.org))]
+        return matches[:limit]
+
+    async def key_budgets(self, limit: int) -> Sequence[KeyRow]:
+        limited = [
+            key
+            for key in self._newest()
+            if key.revoked_at is None
+            and any(one is not None for one in (key.budget_nano, key.budget_month_nano, key.budget_day_nano))
+        ]
+        return sorted(limited, key=lambda key: key.public_id)[:limit]
+
+    async def key_naming(self, pools: Sequence[str], workers: Sequence[str], limit: int) -> Sequence[KeyRow]:
+        named = [key for key in self._newest() if set(pools) & set(key.pools) or set(workers) & set(key.workers)]
+        return [key for key in named if key.revoked_at is None][:limit]
+
+    async def key_exists(self) -> bool:
+        return any(key.revoked_at is None for key in self._newest())
+
+    def _newest(self) -> list[KeyRow]:
         self.store._up()
         every = sorted(self.store.keys.values(), key=lambda key: key.public_id)
         return sorted(every, key=lambda key: key.created_at, reverse=True)

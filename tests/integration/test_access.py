@@ -72,7 +72,7 @@ async def test_rate_limits_are_counted_and_a_line_names_the_key(
     assert metrics.registry.get_sample_value("baton_http_replies_total", labels) == 2
     with caplog.at_level(logging.INFO, "baton.access"):
         await api.http.post("/v1/chat/completions", json=ask())
-    (key,) = [row for row in await api.keys.list_keys() if row.key_class == "data"]
+    (key,) = [row for row in (await api.keys.list_keys(10))[0] if row.key_class == "data"]
     assert f"key={key.public_id} rollout=-" in caplog.records[-1].getMessage()
 
 
@@ -92,7 +92,7 @@ async def test_the_line_of_any_route_names_the_key(
     with caplog.at_level(logging.INFO, "baton.access"):
         reply = await api.http.request(method, path, headers=headers)
     assert reply.status_code in (400, 404)
-    (key,) = [row for row in await api.keys.list_keys() if row.key_class == "data"]
+    (key,) = [row for row in (await api.keys.list_keys(10))[0] if row.key_class == "data"]
     assert f"key={key.public_id} " in caplog.records[-1].getMessage()
 
 

@@ -14,13 +14,27 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Table, func, insert, or_, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Select,
+    Table,
+    Text,
+    and_,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    type_coerce,
+    update,
+)
 from sqlalchemy.dialects import postgresql as pg
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres import audit as store_audit
-from gateway.adapters.postgres.admin_tables import keys, orgs, pool_revisions
+from gateway.adapters.postgres.admin_tables import BUDGETS, keys, orgs, pool_revisions
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.rows import clean
 from gateway.adapters.postgres.tables import SETTLED, ledger
@@ -30,7 +44,6 @@ from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.service.ports.admin import Credit, CreditRequest, KeyRow, OrgRow, UncertainCharge
 from gateway.service.ports.pools import PoolRevision
 
-KEYS_MAX = 100_000
 ORGS_MAX = 100_000
 SECRETS = frozenset({"digest", "previous_digest"})  # never shown, not even in the audit
 Row = Mapping[Any, Any]
@@ -59,8 +72,32 @@ class PostgresAdmin:
         except IntegrityError as error:
             raise Conflict(f"key `{key.public_id}` exists or is malformed", code="key_conflict") from error
 
-    async def key_list(self) -> Sequence[KeyRow]:
-        query = select(keys).order_by(keys.c.created_at.desc(), keys.c.public_id).limit(KEYS_MAX)
+    async def key_list(self, limit: int, before: str | None = None, text: str | None = None) -> Sequence[KeyRow]:
+        query = _newest(limit)
+        if before is not None:
+            last = select(keys.c.created_at).where(keys.c.public_id == str(clean(before))).scalar_subquery()
+            later = and_(keys.c.created_at == last, keys.c.public_id > str(clean(before)))
+            query = query.where(or_(keys.c.created_at < last, later))
+        if text is not None:
+            columns = (keys.c.public_id, keys.c.name, keys.c.org)
+            query = query.where(or_(*(column.icontains(str(clean(text)), autoescape=True) for column in columns)))
+        return await self._keys(query)
+
+    async def key_budgets(self, limit: int) -> Sequence[KeyRow]:
+        limited = or_(*(keys.c[name].is_not(None) for name in BUDGETS[:3]))
+        query = select(keys).where(keys.c.revoked_at.is_(None), limited).order_by(keys.c.public_id).limit(limit)
+        return await self._keys(query)
+
+    async def key_naming(self, pools: Sequence[str], workers: Sequence[str], limit: int) -> Sequence[KeyRow]:
+        named = or_(_overlaps(keys.c.pools, pools), _overlaps(keys.c.workers, workers))
+        return await self._keys(_newest(limit).where(keys.c.revoked_at.is_(None), named))
+
+    async def key_exists(self) -> bool:
+        async with transaction(self._engine) as connection:
+            query = select(exists().where(keys.c.revoked_at.is_(None)))
+            return bool(await connection.scalar(query))
+
+    async def _keys(self, query: Select[Any]) -> Sequence[KeyRow]:
         async with transaction(self._engine) as connection:
             return [key_row(row) for row in (await connection.execute(query)).mappings()]
 
@@ -146,6 +183,15 @@ async def _open_org(connection: AsyncConnection, name: str) -> None:
 
 async def _one(connection: AsyncConnection, table: Table, which: Any) -> Row | None:
     return (await connection.execute(select(table).where(which))).mappings().first()
+
+
+def _overlaps(column: Column[Any], names: Sequence[str]) -> ColumnElement[bool]:
+    overlap: ColumnElement[bool] = type_coerce(column, pg.ARRAY(Text)).overlap(list(names))
+    return overlap
+
+
+def _newest(limit: int) -> Select[Any]:
+    return select(keys).order_by(keys.c.created_at.desc(), keys.c.public_id).limit(limit)
 
 
 async def _locked(connection: AsyncConnection, table: Table, which: Any) -> Row | None:

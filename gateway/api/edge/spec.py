@@ -198,6 +198,7 @@ QUERIES: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {
     ("get", "/v1/budget"): {"user": TEXT},
     ("get", "/admin/sessions"): {"limit": WHOLE, "before": TEXT, "key": TEXT},
     ("get", "/admin/audit"): {"limit": WHOLE, "before": WHOLE, "target": TEXT, "actor": TEXT, "act": TEXT},
+    ("get", "/admin/keys"): {"limit": WHOLE, "before": TEXT, "q": TEXT},
     ("get", "/admin/keys/{public_id}"): {"user": TEXT},
     ("get", "/admin/orgs/{name}"): {"user": TEXT},
     ("get", "/admin/overview"): {"window_s": WHOLE},

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from gateway.api.edge.bodies import Fields, Operators, required
+from gateway.api.edge.bodies import Fields, Operators, query_number, required
 from gateway.api.edge.stack import Router
 from gateway.core.money.amounts import nano_to_usd
 from gateway.core.money.ledger import WINDOWS, Balance, key_scope, user_scope, windows
@@ -18,6 +18,7 @@ from gateway.service.admin.keys import CREATABLE, GRACE_S, KeyAdmin, describe
 from gateway.service.ports.money import Budgets
 from gateway.service.ports.request import Clock
 
+PAGE_MAX = 1_000
 ROTATE_FIELDS: Fields = {"grace_s": int, "why": str}
 
 
@@ -76,12 +77,14 @@ class KeysApi:
         return JSONResponse({**describe(row), "key": secret}, status_code=201)
 
     async def list(self, request: Request) -> Response:
-        """Every key, with the dollars that it has posted and holds."""
+        """One page of the keys, newest first, each with the dollars that it has posted and holds: `limit` (1000),
+        `before` (the `next` of the last page), `q` (a part of id, name or organisation)."""
         await self.operators.act(request)
-        rows = await self.keys.list_keys()
+        limit, query = query_number(request, "limit", PAGE_MAX, 1, PAGE_MAX), request.query_params
+        rows, after = await self.keys.list_keys(limit, query.get("before") or None, query.get("q") or None)
         lives = await self.balances.lives([key_scope(row.public_id) for row in rows])
         keys = [{**describe(row), **lives.get(key_scope(row.public_id), {})} for row in rows]
-        return JSONResponse({"object": "list", "data": keys})
+        return JSONResponse({"object": "list", "data": keys, "next": after})
 
     async def show(self, request: Request, public_id: str) -> Response:
         """One key, with the dollars that it has posted and holds in all, this month and today; with `user`, one end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -47,7 +48,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         action.add_argument("id", type=_public_id, help="the 12 characters in the middle of the key, or the whole key")
     for action in (create, update, rotate, revoke):
         add_why(action)
-    for action in (create, update, rotate, revoke, one, actions.add_parser("list", help="every key, revoked ones too")):
+    every = actions.add_parser("list", help="every key, revoked ones too, newest first")
+    every.add_argument("--text", default="", help="only keys with it in their id, name or organisation")
+    for action in (create, update, rotate, revoke, one, every):
         add_admin(action)
 
 
@@ -74,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _ask(admin: AdminClient, options: argparse.Namespace) -> Any:
     if options.action == "list":
-        return admin.ask("GET", ROUTE)["data"]
+        return list(_pages(admin, options.text))
     if options.action == "create":
         return admin.ask("POST", ROUTE, {**given(options, CREATABLE), "why": options.why})
     path = f"{ROUTE}/{quote(options.id, safe='')}"
@@ -87,6 +90,16 @@ def _ask(admin: AdminClient, options: argparse.Namespace) -> Any:
             return admin.ask("DELETE", f"{path}?{urlencode({'why': options.why})}")
         case _:
             return admin.ask("GET", path)
+
+
+def _pages(admin: AdminClient, text: str) -> Iterator[Any]:
+    query = {"q": text} if text else {}
+    while True:
+        page = admin.ask("GET", f"{ROUTE}?{urlencode(query)}")
+        yield from page["data"]
+        if page["next"] is None:
+            return
+        query["before"] = page["next"]
 
 
 def _text(action: str, reply: Any) -> str:

@@ -88,8 +88,7 @@ async def first_keys(services: Services, data: DataDir, mode: WantedKeys = "alwa
     async with key_admin(services) as (admin, store):
         if all([await _works(store, stored.get(f"{name}_key"), services.pepper) for name in ("data", "admin")]):
             return FirstKeys(stored["data_key"], stored["admin_key"], new=False)
-        has_keys = any(row.revoked_at is None for row in await store.key_list())
-        if mode == "never" or (mode == "first" and has_keys):
+        if mode == "never" or (mode == "first" and await store.key_exists()):
             return FirstKeys(None, None, new=False)
         _, data_key = await admin.create_key("first data key", "data")
         _, admin_key = await admin.create_key("first admin key", "admin")

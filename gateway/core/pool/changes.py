@@ -38,6 +38,13 @@ def changes(before: PoolFile, after: PoolFile, rekeyed: Collection[str] = ()) ->
     return {name: part for name, part in parts.items() if part}
 
 
+def gone_names(before: PoolFile, after: PoolFile) -> tuple[list[str], list[str]]:
+    """The pools, and the workers of any pool, that `after` lacks: no key can lose another name."""
+    pools = [*((name, name) for name in before.pools), (before.default, after.default)]
+    workers = {worker for was, is_ in pools for worker in set(before.pools[was]) - set(after.pools.get(is_, ()))}
+    return sorted(before.pools.keys() - after.pools.keys()), sorted(workers)
+
+
 def lost_names(keys: Iterable[KeyNames], before: PoolFile, after: PoolFile) -> dict[str, list[str]]:
     """Map key ids to the names among the key's pools and workers that exist in `before` but not in `after`."""
     lost = {key.public_id: sorted(_valid_names(key, before) - _valid_names(key, after)) for key in keys}

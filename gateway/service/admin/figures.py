@@ -43,7 +43,7 @@ class FigureSource(Protocol):
 class BudgetOwners(Protocol):
     """The owners of budgets. Both calls raise Unavailable."""
 
-    async def key_list(self) -> Sequence[KeyRow]: ...
+    async def key_budgets(self, limit: int) -> Sequence[KeyRow]: ...
     async def org_list(self) -> Sequence[OrgRow]: ...
 
 
@@ -119,9 +119,9 @@ class StoreGauges:
 
 async def budget_scopes(owners: BudgetOwners, now: datetime) -> Sequence[Scope]:
     """The windows with a limit of keys and organisations that are open, at most SCOPES_MAX. Raises Unavailable."""
-    keys, orgs = await owners.key_list(), await owners.org_list()
+    keys, orgs = await owners.key_budgets(SCOPES_MAX), await owners.org_list()
     open_: list[tuple[str, KeyRow | OrgRow]] = []
-    open_ += [(key_scope(row.public_id), row) for row in keys if row.revoked_at is None]
+    open_ += [(key_scope(row.public_id), row) for row in keys]
     open_ += [(org_scope(org.name), org) for org in orgs if org.closed_at is None]
     scopes = [scope for life, owner in open_ for scope in _limited(life, owner, now)]
     return scopes[:SCOPES_MAX]

@@ -71,9 +71,13 @@ class KeyAdmin:
         await self._store.key_insert(row, act)
         return row, secret
 
-    async def list_keys(self) -> Sequence[KeyRow]:
-        """Every key, revoked ones too, newest first."""
-        return await self._store.key_list()
+    async def list_keys(
+        self, limit: int, before: str | None = None, text: str | None = None
+    ) -> tuple[Sequence[KeyRow], str | None]:
+        """One page of keys, revoked ones too, newest first, and the `before` of the next page, None on the last one.
+        `text`: only keys with it in their id, name or organisation."""
+        rows = await self._store.key_list(limit + 1, before, text)
+        return rows[:limit], rows[limit - 1].public_id if len(rows) > limit else None
 
     async def get_key(self, public_id: str) -> KeyRow:
         """The key's row. Raises NotFound."""

@@ -18,7 +18,7 @@ from typing import Any
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_fixed
 
 from gateway.core.access.audit import Act
-from gateway.core.pool.changes import change_lines, changes, lost_names
+from gateway.core.pool.changes import change_lines, changes, gone_names, lost_names
 from gateway.core.pool.workers import PoolFile, canonical_text, revision_of
 from gateway.errors import BatonError, ConfigError, NotFound
 from gateway.service.admin.keys import ITSELF
@@ -37,6 +37,7 @@ log = logging.getLogger("gateway.pools")
 AGAIN_S = 5.0  # between two tries to store the first revision
 REVISIONS_MAX = 1_000
 KEYS_SHOWN_MAX = 100
+KEYS_READ_MAX = 1_000
 PLANS_WITH = (
     "kind",
     "model",
@@ -142,12 +143,15 @@ class Pools:
 
     async def _stranded(self, before: PoolFile, after: PoolFile) -> dict[str, list[str]]:
         """Keys that name a missing pool or worker, newest first; none if the store is away."""
+        pools, workers = gone_names(before, after)
+        if not pools and not workers:
+            return {}
         try:
-            rows = await self._keys.key_list()
+            rows = await self._keys.key_naming(pools, workers, KEYS_READ_MAX)
         except BatonError as error:
             log.warning("which keys name what is gone is not known: %s", error.message)
             return {}
-        keys = lost_names((row for row in rows if row.revoked_at is None), before, after)
+        keys = lost_names(rows, before, after)
         return dict(islice(keys.items(), KEYS_SHOWN_MAX))
 
     def _changes(self, loaded: LoadedPool) -> dict[str, Any]:

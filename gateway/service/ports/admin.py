@@ -114,8 +114,17 @@ class AdminStore(Protocol):
         """Store a key. Raises Conflict when its id exists, BadRequest(org) for an unknown or closed organisation."""
         ...
 
-    async def key_list(self) -> Sequence[KeyRow]:
-        """Return every key, revoked ones too, newest first."""
+    async def key_list(self, limit: int, before: str | None = None, text: str | None = None) -> Sequence[KeyRow]:
+        """Return up to `limit` keys, revoked ones too, newest first; after the key whose id is `before`, and with
+        `text` in their id, name or organisation, in capitals or not. None after a key that does not exist."""
+        ...
+
+    async def key_budgets(self, limit: int) -> Sequence[KeyRow]:
+        """Return up to `limit` keys that are not revoked and have a budget, by id."""
+        ...
+
+    async def key_exists(self) -> bool:
+        """Return whether there is a key that is not revoked."""
         ...
 
     async def key_find(self, public_id: str) -> KeyRow | None: ...

@@ -135,8 +135,9 @@ class PoolRevisions(Protocol):
 class Keys(Protocol):
     """The keys, which may name pools and workers."""
 
-    async def key_list(self) -> Sequence[KeyRow]:
-        """Return every key, revoked ones too. Raises Unavailable."""
+    async def key_naming(self, pools: Sequence[str], workers: Sequence[str], limit: int) -> Sequence[KeyRow]:
+        """Return up to `limit` keys that are not revoked and name one of those pools or workers, newest first. Raises
+        Unavailable."""
         ...
 
 

@@ -70,9 +70,18 @@ async def test_keys_are_listed_and_revoked_once(admin: KeyAdmin) -> None:
     revoked = await admin.revoke_key(row.public_id)
     assert revoked.revoked_at == NOW
     assert await admin.revoke_key(row.public_id) == revoked
-    assert list(await admin.list_keys()) == [revoked]
+    assert await admin.list_keys(10) == ([revoked], None)
     with pytest.raises(NotFound, match="baton keys list"):
         await admin.revoke_key("nobody")
+
+
+async def test_a_page_of_keys_names_where_the_next_one_begins(admin: KeyAdmin) -> None:
+    made = sorted([(await admin.create_key(f"app {n}"))[0].public_id for n in range(3)])  # all at one time
+    first, before = await admin.list_keys(2)
+    assert ([row.public_id for row in first], before) == (made[:2], made[1])
+    rest, end = await admin.list_keys(2, before)
+    assert ([row.public_id for row in rest], end) == (made[2:], None)
+    assert [row.name for row in (await admin.list_keys(2, text="PP 1"))[0]] == ["app 1"]
 
 
 async def test_describe_gives_json_without_the_digest(admin: KeyAdmin) -> None:

@@ -1,11 +1,12 @@
 // Money: dollars by day, key and worker; open holds and uncertain charges; keys with their limits; credits.
 
 import { ask, tell } from "./dialog.js";
-import { badge, button, choice, clock, count, field, h, picture, s, table, usd } from "./dom.js";
+import { badge, button, choice, clock, count, field, h, picture, s, table, usd, values } from "./dom.js";
 import { organisations } from "./orgs.js";
 
 const DAYS = [[7, "7 days"], [30, "30 days"], [90, "90 days"]];
 const CHART_PX = 140;
+const SEARCHED_FROM = 20; // keys, from which on there is a field to search them
 const NANO = 1e9;
 
 const dollars = (value) => (value === null || value === undefined ? "–" : usd(Number(value) * NANO));
@@ -183,11 +184,38 @@ function keyColumns(api) {
   ];
 }
 
+/** Keys by page, and by a part of their id, name or organisation. */
+function keys(api, page, query) {
+  const linked = (changes) => {
+    const other = new URLSearchParams(query);
+    for (const [name, value] of Object.entries(changes)) value ? other.set(name, value) : other.delete(name);
+    return `#/money?${other}`;
+  };
+  const submit = (event) => {
+    event.preventDefault();
+    location.hash = linked({ q: values(event.currentTarget).q, before: null });
+  };
+  const searched = query.get("q") || query.get("before");
+  const search = searched || page.next || page.data.length > SEARCHED_FROM;
+  return [
+    h("div", { class: "bar" }, h("h2", {}, "Keys"), api.mayChange() ? button("Create a key", () => create(api)) : null),
+    search
+      ? h("form", { class: "filters", submit, "aria-label": "Search of keys" },
+        field("q", "Id, name or organisation", { value: query.get("q") }), h("button", { type: "submit" }, "Search")) : null,
+    page.data.length ? table("Keys with their limits", keyColumns(api), page.data) : h("p", { class: "empty" }, "No key matches."),
+    searched || page.next
+      ? h("nav", { class: "bar", "aria-label": "Pages of keys" },
+        searched ? h("a", { href: linked({ q: null, before: null }) }, "All keys") : h("span"),
+        page.next ? h("a", { href: linked({ before: page.next }) }, "Older keys") : null) : null,
+  ];
+}
+
 export async function money(api, query) {
+  const asked = new URLSearchParams(["q", "before"].filter((name) => query.get(name)).map((name) => [name, query.get(name)]));
   const days = Number(query.get("days")) || 30;
-  const [report, holds, uncertain, keys, credits, orgs] = await Promise.all([
+  const [report, holds, uncertain, page, credits, orgs] = await Promise.all([
     api(`admin/spend?days=${days}`), api("admin/holds"), api("admin/uncertain"),
-    api("admin/keys"), api("admin/credits"), api("admin/orgs"),
+    api(`admin/keys?${asked}`), api("admin/credits"), api("admin/orgs"),
   ]);
   const windows = DAYS.map(([n, name]) => h("a", { href: `#/money?days=${n}`, "aria-current": n === days ? "true" : null }, name));
   const content = [
@@ -195,8 +223,7 @@ export async function money(api, query) {
     chart(report),
     report.truncated ? h("p", { class: "note" }, "Sums are over the latest requests only; there were more in this time.") : null,
     h("div", { class: "pair" }, table("By key", BY_KEY, total(report.by_key, "key_id")), table("By worker", BY_WORKER, total(report.by_worker, "worker"))),
-    h("div", { class: "bar" }, h("h2", {}, "Keys"), api.mayChange() ? button("Create a key", () => create(api)) : null),
-    table("Keys with their limits", keyColumns(api), keys.data),
+    ...keys(api, page, query),
     h("h2", {}, "Holds and charges"),
     holds.data.length ? table("Open holds, newest first", HOLDS, holds.data) : h("p", { class: "note" }, "No hold is open."),
     uncertain.data.length ? table("Uncertain charges, newest first", uncertainColumns(api), uncertain.data)

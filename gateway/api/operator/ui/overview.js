@@ -66,7 +66,7 @@ function chart(title, series, windowS, parts, written) {
   return h("figure", {}, h("figcaption", {}, title), picture(CHART_PX, label, draw));
 }
 
-function spending(keys) {
+function spending(keys, older) {
   const live = keys.filter((key) => key.class === "data" && !key.revoked_at);
   const share = (key) => (key.budget_usd === null ? -1 : (Number(key.spent_usd) + Number(key.held_usd)) / (Number(key.budget_usd) || 1));
   live.sort((a, b) => share(b) - share(a) || Number(b.spent_usd) - Number(a.spent_usd));
@@ -80,7 +80,7 @@ function spending(keys) {
   });
   const more = live.length - rows.length;
   return h("section", {}, h("h2", {}, "Spend against budget"),
-    h("ul", { class: "budgets" }, rows), more > 0 ? h("p", { class: "note" }, `and ${count(more)} keys more`) : null);
+    h("ul", { class: "budgets" }, rows), more > 0 ? h("p", { class: "note" }, `and ${count(more)} keys more${older ? ", and older ones" : ""}`) : null);
 }
 
 function bar(spent, held) {
@@ -159,7 +159,7 @@ export async function overview(api, query) {
     readiness(health, pool),
     policies(versions),
     jobs(work),
-    ...body(data, windowS, keys.away ? h("p", { class: "bad" }, `Balances: ${keys.away}`) : spending(keys.data)),
+    ...body(data, windowS, keys.away ? h("p", { class: "bad" }, `Balances: ${keys.away}`) : spending(keys.data, Boolean(keys.next))),
     organisations(orgs, entries),
   ];
   return { title: "Overview", content };
