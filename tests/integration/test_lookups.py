@@ -83,7 +83,8 @@ async def test_a_database_that_is_away_is_unavailable() -> None:
     await engine.dispose()
 
 
-NOTHING, SOMETHING = "SELECT false", "SELECT true"
+NOTHING = "SELECT name FROM unnest(CAST(%(names)s AS text[])) AS named (name) WHERE false"
+SOMETHING = "SELECT name FROM unnest(CAST(%(names)s AS text[])) AS named (name)"
 
 
 class Looks:
@@ -112,33 +113,41 @@ def absences(looks: Looks) -> Absences:
 
 async def test_what_is_absent_is_not_looked_for_again_for_a_while(absences: Absences, looks: Looks) -> None:
     assert not absences.known("a key")
-    await absences.look("a key", NOTHING, {})
+    await absences.look(["a key"], NOTHING, {})
     assert absences.known("a key")
     assert not absences.known("another key")
     looks.now_s += ABSENT_S
     assert not absences.known("a key")
-    await absences.look("a key", NOTHING, {})
+    await absences.look(["a key"], NOTHING, {})
     assert absences.known("a key")
     assert looks.count == 2
 
 
 async def test_an_absence_ends_with_a_change(absences: Absences, looks: Looks) -> None:
-    await absences.look("a key", NOTHING, {})
+    await absences.look(["a key"], NOTHING, {})
     absences.forget()
     assert not absences.known("a key")
     looks.meanwhile = absences.forget  # a change that the look may not have seen
-    await absences.look("a key", NOTHING, {})
+    await absences.look(["a key"], NOTHING, {})
     assert not absences.known("a key")
 
 
 async def test_what_is_there_is_searched_each_time_and_looked_at_rarely(absences: Absences, looks: Looks) -> None:
     for _ in range(3):
-        await absences.look("a key", SOMETHING, {})
+        await absences.look(["a key"], SOMETHING, {})
         assert not absences.known("a key")
     assert looks.count == 1
     looks.now_s += PRESENT_S
-    await absences.look("a key", NOTHING, {})
+    await absences.look(["a key"], NOTHING, {})
     assert absences.known("a key")
+
+
+async def test_a_name_is_looked_at_once_whichever_others_are_asked_for(absences: Absences, looks: Looks) -> None:
+    only_b = f"{SOMETHING} WHERE name = 'b'".replace("\n", "")
+    for names in ("ab", "bc", "ca"):
+        await absences.look(names, only_b, {})
+    assert [absences.known(name) for name in "abcd"] == [True, False, True, False]
+    assert looks.count == 2  # for a and b, then for c
 
 
 async def test_a_key_is_read_without_a_transaction(database_url: str) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import re
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -225,25 +225,28 @@ class Absences:
 
     def __init__(self, lookups: Lookups, now_s: Callable[[], float] = time.monotonic) -> None:
         self._lookups, self._now_s = lookups, now_s
-        self._known: dict[Hashable, tuple[bool, float]] = {}  # whether there is nothing, and until when that counts
+        self._known: dict[str, tuple[bool, float]] = {}  # whether there is nothing, and until when that counts
         self._changes = 0
 
-    def known(self, what: Hashable) -> bool:
+    def known(self, name: str) -> bool:
         """Whether there is nothing of it."""
-        absent, until_s = self._known.get(what, (False, 0.0))
+        absent, until_s = self._known.get(name, (False, 0.0))
         return absent and self._now_s() < until_s
 
-    async def look(self, what: Hashable, statement: str, values: Mapping[str, Any]) -> None:
-        """After a search that found nothing like the question: whether there is anything at all, which `statement`
-        says. Raises Unavailable."""
-        if self._now_s() < self._known.get(what, (False, 0.0))[1]:
+    async def look(self, names: Iterable[str], statement: str, values: Mapping[str, Any]) -> None:
+        """After a search that found nothing like the question: of which `names` there is anything at all. `statement`
+        selects those, with the parameter `names` for the ones to look for. Raises Unavailable."""
+        now_s = self._now_s()
+        due = [name for name in names if now_s >= self._known.get(name, (False, 0.0))[1]]
+        if not due:
             return
         changes = self._changes
-        ((exists,),) = await self._lookups.rows(statement, values)
+        present = {name for (name,) in await self._lookups.rows(statement, {**values, "names": due})}
         if changes == self._changes:
-            if len(self._known) >= ABSENCES_MAX:
+            if len(self._known) + len(due) > ABSENCES_MAX:
                 self._known.clear()
-            self._known[what] = not exists, self._now_s() + (PRESENT_S if exists else ABSENT_S)
+            until_s = {True: self._now_s() + PRESENT_S, False: self._now_s() + ABSENT_S}
+            self._known.update((name, (name not in present, until_s[name in present])) for name in due)
 
     def forget(self) -> None:
         """What was absent may have come."""

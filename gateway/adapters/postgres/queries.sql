@@ -90,12 +90,14 @@ WITH latest AS (
 SELECT request, plan, pool, cost_nano FROM placed WHERE similarity >= :near ORDER BY similarity DESC, cost_nano LIMIT :k
 
 -- name: experience_exists
--- Whether any step of these workers was judged.
-SELECT EXISTS (SELECT FROM experience WHERE worker = ANY(CAST(:workers AS text[])))
+-- Those of these workers of whom a step was judged.
+SELECT name FROM unnest(CAST(:names AS text[])) AS named (name)
+WHERE EXISTS (SELECT FROM experience WHERE worker = name)
 
 -- name: won_exists
--- Whether any request of the key was judged well.
-SELECT EXISTS (SELECT FROM outcomes WHERE key_id = :key_id AND value >= :won)
+-- Those of these keys of whom a request was judged well.
+SELECT name FROM unnest(CAST(:names AS text[])) AS named (name)
+WHERE EXISTS (SELECT FROM outcomes WHERE key_id = name AND value >= :won)
 
 -- name: planner_rewards
 -- Rewards of the latest `recent` judged requests to `baton`, by pool, task type and the planner of the first plan. The

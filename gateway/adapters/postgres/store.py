@@ -78,7 +78,7 @@ class PostgresStore:
     ) -> None:
         self.engine = engine
         self._lookups = Lookups(lookups or engine)
-        self._absences = Absences(self._lookups)
+        self._unjudged, self._unwon = Absences(self._lookups), Absences(self._lookups)  # workers; keys
         self.experience_half_life = experience_half_life
         self._has_vector: bool | None = None
 
@@ -150,18 +150,20 @@ class PostgresStore:
                 )
                 return str(await connection.scalar(first) or outcome.id), False
         finally:
-            self._absences.forget()
+            self._unjudged.forget()
+            self._unwon.forget()
 
     async def experience_near(
         self, task_type: str | None, embedding: Sequence[float], embedder: str, workers: Mapping[str, str], k: int
     ) -> Sequence[WorkerExperience]:
         """Means over each worker's latest `k` judged steps that are near, weighted by nearness and freshness; over
         steps of any kind without pgvector or embedding. `n` is the sum of the weights; workers with less than half are
-        left out. Searched at most every two seconds while none of the workers has experience."""
-        named = frozenset(workers)
-        if self._absences.known(named):
+        left out. While a worker has no experience at all it is searched for at most every two seconds, whichever
+        others are asked for beside it: the candidates of a large pool differ from request to request."""
+        sought = {name: version for name, version in workers.items() if not self._unjudged.known(name)}
+        if not sought:
             return []
-        values: dict[str, Any] = {"workers": list(workers), "versions": list(workers.values()), "k": k}
+        values: dict[str, Any] = {"workers": list(sought), "versions": list(sought.values()), "k": k}
         values |= {"task_type": task_type, "same_type": TASK_TYPE_SIMILARITY, "spread_min": SPREAD_MIN}
         values |= {"near": NEAR, "nearest": NEAREST, "half_life": self.experience_half_life, "least": WEIGHT_MIN}
         values["recent"] = EXPERIENCE_RECENT_MAX
@@ -170,7 +172,7 @@ class PostgresStore:
         question = {"embedding": Vector(embedding), "embedder": embedder} if similar else {}
         means = await self._lookups.rows(statement, values | question)
         if not means:
-            await self._absences.look(named, EXPERIENCE_EXISTS, {"workers": list(workers)})
+            await self._unjudged.look(sought, EXPERIENCE_EXISTS, {})
         return [WorkerExperience(w, max(1, round(n)), float(s), round(c), round(t)) for w, n, s, c, t in means]
 
     async def plans_near(
@@ -178,7 +180,7 @@ class PostgresStore:
     ) -> Sequence[WonPlan]:
         """See `ports.Store.plans_near`. Without pgvector only requests of the same task type are alike. Searched at
         most every two seconds while nothing of the key was judged well."""
-        if self._absences.known(key_id):
+        if self._unwon.known(key_id):
             return []
         values: dict[str, Any] = {"key_id": key_id, "task_type": task_type, "same_type": TASK_TYPE_SIMILARITY, "k": k}
         values |= {"near": SIMILAR, "won": WON, "recent": PLANS_RECENT_MAX}
@@ -187,7 +189,7 @@ class PostgresStore:
         question = {"embedding": Vector(embedding), "embedder": embedder} if similar else {}
         near = await self._lookups.rows(statement, values | question)
         if not near:
-            await self._absences.look(key_id, WON_EXISTS, {"key_id": key_id, "won": WON})
+            await self._unwon.look([key_id], WON_EXISTS, {"won": WON})
         return [rows.won_plan(*row) for row in near]
 
     async def _vectors(self) -> bool:
