@@ -223,8 +223,10 @@ class Absences:
     reports an outcome. An absence is known for ABSENT_S; after `forget`, which follows each change by this process,
     for none."""
 
-    def __init__(self, lookups: Lookups, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._lookups, self._now_s = lookups, now_s
+    def __init__(self, lookups: Lookups, now_s: Callable[[], float] = time.monotonic, *, beside_max: int = 0) -> None:
+        """`beside_max`: other names whose time is over that a look also covers: for a set of some hundred names, of
+        which each search has a few, that is one look in a while and not one for each search."""
+        self._lookups, self._now_s, self._beside_max = lookups, now_s, beside_max
         self._known: dict[str, tuple[bool, float]] = {}  # whether there is nothing, and until when that counts
         self._changes = 0
 
@@ -237,9 +239,13 @@ class Absences:
         """After a search that found nothing like the question: of which `names` there is anything at all. `statement`
         selects those, with the parameter `names` for the ones to look for. Raises Unavailable."""
         now_s = self._now_s()
-        due = [name for name in names if now_s >= self._known.get(name, (False, 0.0))[1]]
-        if not due:
+        asked = [name for name in names if now_s >= self._known.get(name, (False, 0.0))[1]]
+        if not asked:
             return
+        over = [name for name, (_, until_s) in self._known.items() if now_s >= until_s] if self._beside_max else []
+        for name in over:
+            del self._known[name]
+        due = list(dict.fromkeys([*asked, *over[: self._beside_max]]))
         changes = self._changes
         present = {name for (name,) in await self._lookups.rows(statement, {**values, "names": due})}
         if changes == self._changes:

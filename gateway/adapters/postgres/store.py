@@ -66,6 +66,7 @@ KEY = placeholders(
 )
 _COLUMNS = ("completion_id", "created_at", "finished_at", "status", "request", "reply", "error")
 _PART_KEYS: dict[str, tuple[str, ...]] = {"rounds": ("rollout_id", "round"), "steps": ("rollout_id", "round", "step")}
+WORKERS_LOOKED_AT_MAX = 1_000
 ERASED = "the response was deleted"
 
 
@@ -78,7 +79,8 @@ class PostgresStore:
     ) -> None:
         self.engine = engine
         self._lookups = Lookups(lookups or engine)
-        self._unjudged, self._unwon = Absences(self._lookups), Absences(self._lookups)  # workers; keys
+        self._unjudged = Absences(self._lookups, beside_max=WORKERS_LOOKED_AT_MAX)
+        self._unwon = Absences(self._lookups)  # of keys, of which there may be any number
         self.experience_half_life = experience_half_life
         self._has_vector: bool | None = None
 
