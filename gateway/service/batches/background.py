@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from gateway.core.access.keys import Principal
 from gateway.errors import BatonError
+from gateway.service.batches.rests import Rests
 from gateway.service.batches.run import DELAY_S, RENEWALS, KeyOf, unlimited
 from gateway.service.ports.background import BackgroundRequest, BackgroundStore, Status
 from gateway.service.ports.request import Clock
@@ -99,7 +100,7 @@ class BackgroundRunner:
         self._poll_s = poll_s
         self._id = str(uuid4())
         self._jobs: dict[str, _Job] = {}
-        self._wake = asyncio.Event()
+        self._rests = Rests(poll_s)
         self._stopping = False
 
     @property
@@ -109,15 +110,15 @@ class BackgroundRunner:
 
     def wake(self) -> None:
         """Look for work at once: a request was made or cancelled here."""
-        self._wake.set()
+        self._rests.wake()
 
     async def run(self) -> None:
         """Work for ever. While the store is away, requests that are being served wait with their next call."""
         renew_at_s = 0.0
         while not self._stopping:
             try:
-                if self._clock.monotonic_s() >= renew_at_s or self._wake.is_set():
-                    self._wake.clear()
+                if self._clock.monotonic_s() >= renew_at_s or self._rests.is_woken:
+                    self._rests.begin()
                     await self._renew()
                     renew_at_s = self._clock.monotonic_s() + min(self._lease_s / RENEWALS, self._poll_s)
                 await self._take()
@@ -125,12 +126,12 @@ class BackgroundRunner:
                 log.warning("responses in the background wait: %s", error.message)
             except Exception:  # boundary: one broken request must not stop the others
                 log.exception("responses in the background could not be carried on")
-            await self._rest()
+            await self._rests.rest(worked=bool(self._jobs))
 
     async def drain(self, timeout_s: float) -> None:
         """Begin nothing further; give back what has not ended within `timeout_s`, for another gateway to go on with."""
         self._stopping = True
-        self._wake.set()
+        self._rests.wake()
         jobs = list(self._jobs.values())
         for job in jobs:
             job.claim.suspending = True
@@ -167,13 +168,6 @@ class BackgroundRunner:
                 job.claim.refuse()
                 if job.work is not None:
                     job.work.cancel()
-
-    async def _rest(self) -> None:
-        try:
-            async with asyncio.timeout(self._poll_s):
-                await self._wake.wait()
-        except TimeoutError:
-            return
 
     # ------------------------------------------------------------ a request
 

@@ -24,6 +24,7 @@ from gateway.core.money.ledger import Scope
 from gateway.core.openai.batches.lines import CANCELLED, EXPIRED, InputReader, body_of, replied
 from gateway.core.openai.batches.objects import BatchLine, LineResult, OpenBatch, Status
 from gateway.errors import BatonError, ConversationLocked, NotFound
+from gateway.service.batches.rests import Rests
 from gateway.service.ports.batches import BatchStore, FileStore, LineReply, LineServer, LiveRequests
 from gateway.service.ports.request import Clock
 
@@ -39,8 +40,8 @@ KeyOf = Callable[[str], Awaitable[Principal]]  # by id; raises Unauthorized for 
 @dataclass(frozen=True, slots=True)
 class RunnerLimits:
     """`lines_max`: lines served at the same time; `places`: live requests that the gateway serves at the same time;
-    `lease_s`: how long a line of a dead gateway waits; `poll_s`: how often an idle runner looks; `line_bytes_max`: of
-    one line."""
+    `lease_s`: how long a line of a dead gateway waits; `poll_s`: how long a runner rests after work, and the shortest
+    rest of an idle one; `line_bytes_max`: of one line."""
 
     lines_max: int
     places: int
@@ -73,7 +74,7 @@ class BatchRunner:
         self._lines: dict[asyncio.Task[None], BatchLine] = {}
         self._held: str | None = None  # the batch that is being validated or ended
         self._batches: dict[str, OpenBatch] = {}
-        self._wake = asyncio.Event()
+        self._rests = Rests(limits.poll_s)
         self._stopping = False
 
     @property
@@ -83,23 +84,23 @@ class BatchRunner:
 
     def wake(self) -> None:
         """Look for work at once: a batch was made here."""
-        self._wake.set()
+        self._rests.wake()
 
     async def run(self) -> None:
         """Work for ever. While the store is away, lines that are being served go on, and the rest waits."""
         renewing = asyncio.create_task(self._renew())
         try:
             while not self._stopping:
+                self._rests.begin()
+                has_more = worked = False
                 try:
-                    is_busy = await self._step()
+                    has_more, worked = await self._step()
                 except BatonError as error:
                     log.warning("batches wait: %s", error.message)
-                    is_busy = False
                 except Exception:  # boundary: one broken batch must not stop the others
                     log.exception("a batch could not be carried on")
-                    is_busy = False
-                if not is_busy:
-                    await self._rest()
+                if not has_more:
+                    await self._rests.rest(worked=worked or bool(self._lines))
         finally:
             renewing.cancel()
 
@@ -125,8 +126,8 @@ class BatchRunner:
 
     # ------------------------------------------------------------ the loop
 
-    async def _step(self) -> bool:
-        """Do what is to be done now; return whether there may be more."""
+    async def _step(self) -> tuple[bool, bool]:
+        """Do what is to be done now; return whether there may be more at once, and whether there was anything."""
         batch = await self._store.claim(self._id, self._limits.lease_s)
         if batch is not None:
             self._held = batch.id
@@ -140,20 +141,11 @@ class BatchRunner:
             task = asyncio.create_task(self._serve(line))
             self._lines[task] = line
             task.add_done_callback(self._done)
-        return batch is not None
+        return batch is not None, bool(batch or lines)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._lines[task]
         self.wake()  # for the next line, or the end of the batch
-
-    async def _rest(self) -> None:
-        try:
-            async with asyncio.timeout(self._limits.poll_s):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-        finally:
-            self._wake.clear()
 
     async def _renew(self) -> None:
         while True:
