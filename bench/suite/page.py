@@ -51,6 +51,7 @@ interrupted goes on where it was.
 """
 Lines = list[str]
 WIDTH = 118
+CONSOLE_GOAL_MS = 200
 
 
 def load() -> dict[str, dict[str, Any]]:
@@ -271,6 +272,19 @@ def of_flat(
     return lines
 
 
+def of_console(figures: Mapping[str, Any]) -> Lines:
+    """One table."""
+    counts, ms = figures["counts"], figures["ms"]
+    rows = [[label, plain(ms["few"][label][1]), *(plain(value) for value in ms["many"][label])] for label in ms["many"]]
+    over = [label for label, (_, p50, _) in ms["many"].items() if p50 > CONSOLE_GOAL_MS]
+    goal = f"All but {len(over)} are" if over else "All are"
+    return [
+        "Milliseconds until the admin API has answered, one query at a time, nothing else under way.",
+        "", *table(["", f"{counts['few']:,} rollouts: p50", f"{counts['many']:,}: first", "p50", "longest"], rows),
+        "", f"{goal} within {CONSOLE_GOAL_MS} ms (p50).",
+    ]  # fmt: skip
+
+
 def of_memory(figures: Mapping[str, Any]) -> Lines:
     """One sentence."""
     warm, last, grown = (plain(figures[name]) for name in ("warm_mib", "last_mib", "mib_per_100k"))
@@ -316,6 +330,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Lines]]] = {
     "keys": ("One key or many", of_flat("keys")),
     "workers": ("Five workers or many", of_flat("workers", cells={"named": "one by name", "rule": "`baton/rule`"})),
     "rollouts": ("A thousand rollouts or many", of_flat("rollouts")),
+    "console": ("The console's queries", of_console),
     "memory": ("Memory over many requests", of_memory),
     "streams": ("Open streams", of_streams),
     "processes": ("Two processes", of_processes),

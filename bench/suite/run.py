@@ -25,7 +25,7 @@ from typing import Any
 
 from bench.suite import page
 from bench.suite.machine import commit, load, machine
-from bench.suite.parts import flat, gateways, memory, overload, plans, processes
+from bench.suite.parts import console, flat, gateways, memory, overload, plans, processes
 from bench.suite.rounds import say
 from bench.suite.sizes import SIZES, Size
 from gateway.files import write_atomic
@@ -52,6 +52,7 @@ PARTS = {
     "keys": Part(flat.keys, flat.figures, "one key against many"),
     "workers": Part(flat.workers, flat.figures, "five workers against many"),
     "rollouts": Part(flat.rollouts, flat.figures, "1,000 rollouts against many"),
+    "console": Part(console.measure, console.figures, "queries of the console, 1,000 rollouts and many", None),
     "memory": Part(memory.requests, memory.figures_of_requests, "memory over many requests", None),
     "streams": Part(memory.streams, memory.figures_of_streams, "memory with many open streams", None),
     "processes": Part(processes.measure, processes.figures, "one process against two"),

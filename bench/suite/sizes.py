@@ -23,6 +23,7 @@ class Size:
     keys: int = 100_000
     workers: int = 500
     rollouts: int = 100_000
+    asks: int = 20  # of each query of the console
     requests: int = 20_000  # over which memory is watched
     streams: int = 1000
 
@@ -30,7 +31,7 @@ class Size:
 TINY = Size(
     rounds=2, seconds=0.2, in_flight=4, crowd=8, plans_in_flight=2, plans_s=0.5, slowest_ms=20,
     token_ms=1.0, dispatches=1, overload_s=0.5, overload_rounds=1, keys=50, workers=8, rollouts=2000, requests=300,
-    streams=10,
+    asks=2, streams=10,
 )  # fmt: skip
 SIZES = {
     "tiny": TINY,

@@ -27,6 +27,7 @@ from gateway.adapters.postgres.experience import OldCredit, OldVectors
 from gateway.adapters.postgres.reports.checks import PostgresChecks
 from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.store import PostgresStore
+from gateway.adapters.postgres.upkeep.days import PostgresDays
 from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.api.edge import spec
@@ -245,6 +246,7 @@ def _sweeps(
         "alerts": PostgresAlerts(engine).sweep,
         "facts about workers": workers.store.sweep,
         "logins of the console": admin.logins.sweep,
+        "sums of past days": PostgresDays(engine, base.clock).sweep,
         "marks of conversations": sticky.conversations.sweep,
         "credit under earlier rules": OldCredit(engine).sweep,
         "vectors of an earlier embedder": OldVectors(engine, embedding).sweep,

@@ -17,7 +17,7 @@ import pytest
 from bench.suite import cores, page, pictures, run
 from bench.suite.client import Crowd, Target
 from bench.suite.machine import machine
-from bench.suite.parts import flat, gateways, memory, overload, plans, processes
+from bench.suite.parts import console, flat, gateways, memory, overload, plans, processes
 from bench.suite.peers.gateways import NotInstalled, free_port, install
 from bench.suite.rounds import Arm, Cell, interleave, percentile, ratios, rounded, summary, turned
 from bench.suite.sizes import SIZES, TINY
@@ -311,6 +311,8 @@ def figures_of_all() -> dict[str, dict[str, Any]]:
         | {"missing": {}, "versions": {"langgraph": "1"}, "waits_ms": [3, 4, 5, 2], "in_flight": 2, "fallbacks": 0},
         "keys": {"rows": [row(a, 0, cell="named") for a in (flat.FEW, flat.MANY, flat.EACH)]}
         | {"counts": {flat.FEW: 1, flat.MANY: 5, flat.EACH: 5}},
+        "console": {"took_ms": {name: {"a query": [9.0, 300.0, 250.0]} for name in (console.FEW, console.MANY)}}
+        | {"counts": {console.FEW: 1_000, console.MANY: 9_000}},
         "memory": {"points": [[0, 1.0], [10, 2.0]], "in_flight": 2},
         "streams": {"streams": 3, "open": 3, "before_mib": 10.0, "with_mib": 11.0},
         "processes": {"rows": [row(arm, 0) for arm in ("one", "two")], "in_flight": 2, "cores": 2, "shared": True},

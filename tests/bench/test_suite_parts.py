@@ -46,7 +46,9 @@ def test_plans_take_at_least_as_long_as_their_slowest_step_and_the_merge() -> No
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("name", ["overload", "keys", "workers", "rollouts", "memory", "streams", "processes"])
+@pytest.mark.parametrize(
+    "name", ["overload", "keys", "workers", "rollouts", "console", "memory", "streams", "processes"]
+)
 def test_a_part_of_baton_alone_fills_its_section(name: str) -> None:
     part = run.PARTS[name]
     figures = part.figures(measured(part.measure))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.admin_tables import spend_days
 from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
 from gateway.adapters.postgres.reports.overview import PostgresReports
+from gateway.adapters.postgres.tables import rollouts
+from gateway.adapters.postgres.upkeep.days import PostgresDays
 from gateway.core.log.events import Event
 from tests.records import a_rollout, a_step, an_outcome, hold_event, rollout_event, settle_event
 
@@ -58,6 +63,80 @@ async def test_spending_is_by_day_and_key_and_by_day_and_worker(
     ]
     assert (found["since"], found["truncated"]) == ("2026-03-03T00:00:00+00:00", False)
     assert (await PostgresReports(pg_engine, rollouts_max=1).spend(NOON, 2))["truncated"] is True
+
+
+class Today:
+    """A clock that stands still."""
+
+    def __init__(self, now: datetime) -> None:
+        self.time = now
+
+    def now(self) -> datetime:
+        return self.time
+
+
+def totals(found: Mapping[str, Any]) -> dict[str, dict[tuple[str, str], tuple[int, int]]]:
+    return {
+        part: {(row["day"], row[name]): (row[count], row["cost_nano"]) for row in found[part]}
+        for part, name, count in (("by_key", "key_id", "requests"), ("by_worker", "worker", "calls"))
+    }
+
+
+async def test_past_days_are_summed_once_and_say_the_same(reports: PostgresReports, pg_engine: AsyncEngine) -> None:
+    child = a_step(2, "self", child_rollout_id=a_rollout().id, cost_nano=99)
+    await add(
+        pg_engine,
+        at(0, cost_nano=10, steps=[a_step(0, "alpha", cost_nano=4), a_step(1, "beta", cost_nano=6), child]),
+        at(1, cost_nano=7, key_id="key2", steps=[a_step(0, "alpha", cost_nano=7)]),
+        at(1, cost_nano=1, key_id="key1"),
+        at(4, cost_nano=1_000, steps=[a_step(0, "beta", cost_nano=1_000)]),
+    )
+    before = totals(await reports.spend(NOON, 30))
+    days = PostgresDays(pg_engine, Today(NOON))  # type: ignore[arg-type]
+    assert await days.sweep(1_000) == 0
+    assert totals(await reports.spend(NOON, 30)) == before
+    # Of what was summed no request is read any more, and today's are.
+    assert (await PostgresReports(pg_engine, rollouts_max=1).spend(NOON, 30))["truncated"] is True
+    assert (await PostgresReports(pg_engine, rollouts_max=2).spend(NOON, 30))["truncated"] is False
+    async with pg_engine.begin() as connection:
+        summed = (
+            await connection.execute(
+                select(spend_days.c.day, spend_days.c.count)
+                .where(spend_days.c.kind == "day")
+                .order_by(spend_days.c.day)
+            )
+        ).all()
+    assert [(str(day), count) for day, count in summed] == [
+        ("2026-02-28", 1), ("2026-03-01", 0), ("2026-03-02", 0), ("2026-03-03", 2)
+    ]  # fmt: skip
+
+
+async def test_a_late_request_is_added_and_a_deleted_one_is_not_taken_off(
+    reports: PostgresReports, pg_engine: AsyncEngine
+) -> None:
+    await add(pg_engine, at(1, cost_nano=7), at(3, cost_nano=5))
+    days = PostgresDays(pg_engine, today := Today(NOON))  # type: ignore[arg-type]
+    await days.sweep(1_000)
+    await add(pg_engine, at(1, cost_nano=2))
+    await days.sweep(1_000)  # within the hour nothing is summed again
+    assert totals(await reports.spend(NOON, 30))["by_key"]["2026-03-03", "key1"] == (1, 7)
+    today.time += timedelta(hours=2)
+    await days.sweep(1_000)
+    assert totals(await reports.spend(NOON, 30))["by_key"]["2026-03-03", "key1"] == (2, 9)
+    async with pg_engine.begin() as connection:
+        await connection.execute(delete(rollouts))
+    today.time += timedelta(hours=2)
+    await days.sweep(1_000)
+    assert totals(await reports.spend(NOON, 30))["by_key"] == {
+        ("2026-03-01", "key1"): (1, 5),
+        ("2026-03-03", "key1"): (2, 9),
+    }
+
+
+async def test_a_log_without_requests_has_nothing_to_sum(reports: PostgresReports, pg_engine: AsyncEngine) -> None:
+    await PostgresDays(pg_engine, Today(NOON)).sweep(1_000)  # type: ignore[arg-type]
+    found = await reports.spend(NOON, 30)
+    assert (found["by_key"], found["by_worker"], found["truncated"]) == ([], [], False)
 
 
 async def test_holds_are_listed_while_they_are_open(reports: PostgresReports, pg_engine: AsyncEngine) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Date,
     ForeignKeyConstraint,
     Identity,
     Index,
@@ -304,4 +305,16 @@ console_logins = Table(
     timestamp("expires_at", nullable=False),
     CheckConstraint("kind IN ('pending', 'session')", name="kind"),
     Index(None, "expires_at"),
+)
+
+spend_days = Table(
+    "spend_days",
+    metadata,
+    Column("day", Date, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    required("count", BigInteger),
+    required("cost_nano", BigInteger),
+    timestamp("summed_at", nullable=False),
+    CheckConstraint("kind IN ('day', 'key', 'worker')", name="kind"),
 )

@@ -206,27 +206,60 @@ SELECT current_setting('server_version') AS version, current_user AS role,
   EXISTS (SELECT FROM pg_available_extensions WHERE name = 'vector') AS has_vector,
   extract(epoch FROM clock_timestamp()) AS now_s
 
--- name: spend_by_key
--- Dollars by UTC day and key, of the latest requests since a time.
-WITH recent AS (
-  SELECT created_at, key_id, cost_nano FROM rollouts
-  WHERE created_at > :since AND depth = 0 ORDER BY created_at DESC LIMIT :rollouts_max
+-- name: sum_day
+-- The sums of one UTC day by key and by worker, child loops included; what a step on `self` cost counts with the steps of
+-- its own loop. A sum that is there grows and never shrinks.
+WITH own AS MATERIALIZED (
+  SELECT id, key_id, depth, cost_nano FROM rollouts WHERE created_at >= :since AND created_at < :until
+), sums AS (
+  SELECT 'day' AS kind, '' AS name, count(*) AS count, coalesce(sum(cost_nano), 0) AS cost_nano
+  FROM own WHERE depth = 0
+  UNION ALL
+  SELECT 'key', key_id, count(*), coalesce(sum(cost_nano), 0) FROM own WHERE depth = 0 GROUP BY key_id
+  UNION ALL
+  SELECT 'worker', s.worker, count(*), coalesce(sum(s.cost_nano), 0)
+  FROM own JOIN steps AS s ON s.rollout_id = own.id WHERE s.child_rollout_id IS NULL GROUP BY s.worker
 )
-SELECT to_char(r.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS day, r.key_id, k.name AS key_name,
-  count(*) AS requests, sum(r.cost_nano) AS cost_nano
-FROM recent AS r LEFT JOIN keys AS k ON k.public_id = r.key_id
-GROUP BY 1, 2, 3 ORDER BY 1, 5 DESC
+INSERT INTO spend_days AS d (day, kind, name, count, cost_nano, summed_at)
+SELECT CAST(:day AS date), kind, name, count, cost_nano, CAST(:now AS timestamptz) FROM sums
+ON CONFLICT (day, kind, name) DO UPDATE SET count = greatest(d.count, excluded.count),
+  cost_nano = greatest(d.cost_nano, excluded.cost_nano), summed_at = excluded.summed_at
+
+-- name: spend_by_key
+-- Dollars by UTC day and key: of days that were summed, and of the latest requests since the last of these.
+WITH summed AS (
+  SELECT coalesce(max(day) + 1, CAST(:first AS date)) AS until FROM spend_days WHERE kind = 'day'
+), recent AS (
+  SELECT created_at, key_id, cost_nano FROM rollouts
+  WHERE created_at >= greatest(CAST(:since AS timestamptz), (SELECT until FROM summed) AT TIME ZONE 'UTC')
+    AND depth = 0
+  ORDER BY created_at DESC LIMIT :rollouts_max
+), days AS (
+  SELECT day, name AS key_id, count AS requests, cost_nano, false AS live
+  FROM spend_days WHERE kind = 'key' AND day >= CAST(:first AS date)
+  UNION ALL
+  SELECT CAST(created_at AT TIME ZONE 'UTC' AS date), key_id, count(*), sum(cost_nano), true FROM recent GROUP BY 1, 2
+)
+SELECT to_char(d.day, 'YYYY-MM-DD') AS day, d.key_id, k.name AS key_name, d.requests, d.cost_nano, d.live
+FROM days AS d LEFT JOIN keys AS k ON k.public_id = d.key_id ORDER BY 1, 5 DESC, 2
 
 -- name: spend_by_worker
--- Dollars by UTC day and worker, child loops included; what a step on `self` cost counts with the steps of its own loop.
-WITH recent AS (
-  SELECT id, created_at FROM rollouts WHERE created_at > :since ORDER BY created_at DESC LIMIT :rollouts_max
+-- The same by UTC day and worker.
+WITH summed AS (
+  SELECT coalesce(max(day) + 1, CAST(:first AS date)) AS until FROM spend_days WHERE kind = 'day'
+), recent AS (
+  SELECT id, created_at FROM rollouts
+  WHERE created_at >= greatest(CAST(:since AS timestamptz), (SELECT until FROM summed) AT TIME ZONE 'UTC')
+  ORDER BY created_at DESC LIMIT :rollouts_max
 )
-SELECT to_char(r.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS day, s.worker, count(*) AS calls,
-  sum(s.cost_nano) AS cost_nano
+SELECT to_char(day, 'YYYY-MM-DD') AS day, name AS worker, count AS calls, cost_nano
+FROM spend_days WHERE kind = 'worker' AND day >= CAST(:first AS date)
+UNION ALL
+SELECT to_char(CAST(r.created_at AT TIME ZONE 'UTC' AS date), 'YYYY-MM-DD'), s.worker, count(*), sum(s.cost_nano)
 FROM recent AS r JOIN steps AS s ON s.rollout_id = r.id
 WHERE s.child_rollout_id IS NULL
-GROUP BY 1, 2 ORDER BY 1, 4 DESC
+GROUP BY CAST(r.created_at AT TIME ZONE 'UTC' AS date), s.worker
+ORDER BY 1, 4 DESC, 2
 
 -- name: open_holds
 -- Holds that nothing settled, newest first. Ids are of UUID version 7, so the primary key finds those since a time.

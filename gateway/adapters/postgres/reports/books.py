@@ -23,14 +23,16 @@ Rows = list[dict[str, Any]]
 
 
 async def spend(connection: AsyncConnection, until: datetime, days: int, rollouts_max: int) -> Mapping[str, Any]:
-    """Nano-dollars by UTC day and key, and by day and worker, of the `days` that end with today."""
+    """Nano-dollars by UTC day and key, and by day and worker, of the `days` that end with today. Past days come from
+    their sums (`upkeep/days.py`); `rollouts_max` bounds the requests of those that were not summed yet."""
     first = (until.astimezone(UTC) - timedelta(days=days - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
-    values = {"since": first, "rollouts_max": rollouts_max}
+    values = {"first": first.date(), "since": first, "rollouts_max": rollouts_max}
     by_key = await _rows(connection, BY_KEY, values)
+    live = sum(row["requests"] for row in by_key if row.pop("live"))
     return {
         "since": first.isoformat(),
         "until": until.astimezone(UTC).isoformat(),
-        "truncated": sum(row["requests"] for row in by_key) >= rollouts_max,
+        "truncated": live >= rollouts_max,
         "by_key": by_key,
         "by_worker": await _rows(connection, BY_WORKER, values),
     }
