@@ -17,7 +17,7 @@ from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
 from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.tables import rollouts
 from gateway.adapters.postgres.upkeep.days import PostgresDays
-from gateway.core.log.events import Event
+from gateway.core.log.events import Event, uuid7
 from tests.records import a_rollout, a_step, an_outcome, hold_event, rollout_event, settle_event
 
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
@@ -37,7 +37,7 @@ async def add(engine: AsyncEngine, *events: Event) -> None:
 def at(days_ago: int, **changes: Any) -> Event:
     """A rollout of some days before NOON, which took a second."""
     us = round((NOON - timedelta(days=days_ago)).timestamp() * 1_000_000)
-    return rollout_event(a_rollout(created_us=us, finished_us=us + 1_000_000, **changes))
+    return rollout_event(a_rollout(id=uuid7(us // 1000), created_us=us, finished_us=us + 1_000_000, **changes))
 
 
 async def test_spending_is_by_day_and_key_and_by_day_and_worker(

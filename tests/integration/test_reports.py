@@ -20,7 +20,7 @@ from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
 from gateway.adapters.postgres.reports import search
 from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.core.access.audit import Act
-from gateway.core.log.events import Event
+from gateway.core.log.events import Event, uuid7
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord
 from gateway.core.loop.experience import EMBEDDING_DIM
 from gateway.errors import BadRequest, Unavailable
@@ -59,6 +59,7 @@ def says(content: str) -> dict[str, Any]:
 def taking(latency_ms: int, after_s: int = 0, **changes: Any) -> RolloutRecord:
     """A rollout of that latency which began `after_s` after T0."""
     began_us = T0_US + after_s * 1_000_000
+    changes = {"id": uuid7(began_us // 1000)} | changes
     return a_rollout(created_us=began_us, finished_us=began_us + latency_ms * 1000, **changes)
 
 
@@ -329,6 +330,17 @@ async def test_a_search_reads_by_an_index_and_sorts_no_more_than_it_needs(
         plan = "\n".join(await connection.scalars(text(f"EXPLAIN {str(written).replace(':', chr(92) + ':')}")))
     assert re.search(rf"Index Scan.* (using|on) rollouts_rest_{index}\w*_idx", plan), plan
     assert "Seq Scan on rollouts_rest" not in plan, plan
+
+
+async def test_a_search_for_a_worker_looks_at_the_steps_of_what_it_scans(pg_engine: AsyncEngine) -> None:
+    records = [taking(1, n, rounds=[], steps=[a_step(0, "rare" if n in (1, 6, 9) else "often")]) for n in range(10)]
+    await add(pg_engine, *records)
+    reports = PostgresReports(pg_engine, scanned_max=4)
+    page = await reports.rollouts_page(RolloutsQuery(limit=5, worker="rare"))
+    assert [row["id"] for row in page["data"]] == [records[9].id, records[6].id]
+    assert page["scanned_to"] is not None
+    rest = await PostgresReports(pg_engine).rollouts_page(RolloutsQuery(limit=5, worker="rare", before=page["next"]))
+    assert [row["id"] for row in rest["data"]] == [records[1].id]
 
 
 @pytest.mark.parametrize("cursor", ["", "12", f"1.{'x' * 36}", f"1.{'-' * 36}", f"{'9' * 18}.{new_id()}"], ids=range(5))

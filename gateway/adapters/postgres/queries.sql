@@ -218,7 +218,10 @@ WITH own AS MATERIALIZED (
   SELECT 'key', key_id, count(*), coalesce(sum(cost_nano), 0) FROM own WHERE depth = 0 GROUP BY key_id
   UNION ALL
   SELECT 'worker', s.worker, count(*), coalesce(sum(s.cost_nano), 0)
-  FROM own JOIN steps AS s ON s.rollout_id = own.id WHERE s.child_rollout_id IS NULL GROUP BY s.worker
+  FROM own JOIN steps AS s ON s.rollout_id = own.id
+  WHERE s.child_rollout_id IS NULL
+    AND s.rollout_id >= CAST(:since_id AS uuid) AND s.rollout_id < CAST(:until_id AS uuid)
+  GROUP BY s.worker
 )
 INSERT INTO spend_days AS d (day, kind, name, count, cost_nano, summed_at)
 SELECT CAST(:day AS date), kind, name, count, cost_nano, CAST(:now AS timestamptz) FROM sums
@@ -227,13 +230,9 @@ ON CONFLICT (day, kind, name) DO UPDATE SET count = greatest(d.count, excluded.c
 
 -- name: spend_by_key
 -- Dollars by UTC day and key: of days that were summed, and of the latest requests since the last of these.
-WITH summed AS (
-  SELECT coalesce(max(day) + 1, CAST(:first AS date)) AS until FROM spend_days WHERE kind = 'day'
-), recent AS (
+WITH recent AS (
   SELECT created_at, key_id, cost_nano FROM rollouts
-  WHERE created_at >= greatest(CAST(:since AS timestamptz), (SELECT until FROM summed) AT TIME ZONE 'UTC')
-    AND depth = 0
-  ORDER BY created_at DESC LIMIT :rollouts_max
+  WHERE created_at >= :live_since AND depth = 0 ORDER BY created_at DESC LIMIT :rollouts_max
 ), days AS (
   SELECT day, name AS key_id, count AS requests, cost_nano, false AS live
   FROM spend_days WHERE kind = 'key' AND day >= CAST(:first AS date)
@@ -244,20 +243,16 @@ SELECT to_char(d.day, 'YYYY-MM-DD') AS day, d.key_id, k.name AS key_name, d.requ
 FROM days AS d LEFT JOIN keys AS k ON k.public_id = d.key_id ORDER BY 1, 5 DESC, 2
 
 -- name: spend_by_worker
--- The same by UTC day and worker.
-WITH summed AS (
-  SELECT coalesce(max(day) + 1, CAST(:first AS date)) AS until FROM spend_days WHERE kind = 'day'
-), recent AS (
-  SELECT id, created_at FROM rollouts
-  WHERE created_at >= greatest(CAST(:since AS timestamptz), (SELECT until FROM summed) AT TIME ZONE 'UTC')
-  ORDER BY created_at DESC LIMIT :rollouts_max
+-- The same by UTC day and worker. Ids begin with their time: without the lowest one all steps would be read.
+WITH recent AS (
+  SELECT id, created_at FROM rollouts WHERE created_at >= :live_since ORDER BY created_at DESC LIMIT :rollouts_max
 )
 SELECT to_char(day, 'YYYY-MM-DD') AS day, name AS worker, count AS calls, cost_nano
 FROM spend_days WHERE kind = 'worker' AND day >= CAST(:first AS date)
 UNION ALL
 SELECT to_char(CAST(r.created_at AT TIME ZONE 'UTC' AS date), 'YYYY-MM-DD'), s.worker, count(*), sum(s.cost_nano)
 FROM recent AS r JOIN steps AS s ON s.rollout_id = r.id
-WHERE s.child_rollout_id IS NULL
+WHERE s.child_rollout_id IS NULL AND s.rollout_id >= CAST(:live_since_id AS uuid)
 GROUP BY CAST(r.created_at AT TIME ZONE 'UTC' AS date), s.worker
 ORDER BY 1, 4 DESC, 2
 
@@ -284,5 +279,5 @@ WITH recent AS (
 )
 SELECT s.worker, s.error, count(*) AS n, max(s.finished_at) AS latest
 FROM recent AS r JOIN steps AS s ON s.rollout_id = r.id
-WHERE s.status = 'failed'
+WHERE s.status = 'failed' AND s.rollout_id >= CAST(:since_id AS uuid)
 GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT :most

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import TextClause
+from sqlalchemy import TextClause, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.adapters.postgres.admin_tables import spend_days
 from gateway.adapters.postgres.database import query
 from gateway.core.log.events import lowest
 
@@ -26,13 +27,15 @@ async def spend(connection: AsyncConnection, until: datetime, days: int, rollout
     """Nano-dollars by UTC day and key, and by day and worker, of the `days` that end with today. Past days come from
     their sums (`upkeep/days.py`); `rollouts_max` bounds the requests of those that were not summed yet."""
     first = (until.astimezone(UTC) - timedelta(days=days - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
-    values = {"first": first.date(), "since": first, "rollouts_max": rollouts_max}
+    summed = await connection.scalar(select(func.max(spend_days.c.day)))
+    live = max(first, datetime.combine(summed, time(), UTC) + timedelta(days=1)) if summed else first
+    values = {"first": first.date(), "live_since": live, "live_since_id": id_of(live), "rollouts_max": rollouts_max}
     by_key = await _rows(connection, BY_KEY, values)
-    live = sum(row["requests"] for row in by_key if row.pop("live"))
+    read = sum(row["requests"] for row in by_key if row.pop("live"))
     return {
         "since": first.isoformat(),
         "until": until.astimezone(UTC).isoformat(),
-        "truncated": live >= rollouts_max,
+        "truncated": read >= rollouts_max,
         "by_key": by_key,
         "by_worker": await _rows(connection, BY_WORKER, values),
     }
@@ -41,7 +44,7 @@ async def spend(connection: AsyncConnection, until: datetime, days: int, rollout
 async def open_holds(connection: AsyncConnection, now: datetime) -> Rows:
     """Holds that nothing settled, newest first."""
     since = now - timedelta(days=HOLDS_DAYS)
-    return await _rows(connection, HOLDS, {"since_id": lowest(int(since.timestamp() * 1000)), "most": LIST_MAX})
+    return await _rows(connection, HOLDS, {"since_id": id_of(since), "most": LIST_MAX})
 
 
 async def success(connection: AsyncConnection, workers: Sequence[str]) -> Rows:
@@ -51,7 +54,14 @@ async def success(connection: AsyncConnection, workers: Sequence[str]) -> Rows:
 
 async def errors(connection: AsyncConnection, since: datetime, rollouts_max: int) -> Rows:
     """Failed calls since a time by worker and error."""
-    return await _rows(connection, ERRORS, {"since": since, "rollouts_max": rollouts_max, "most": LIST_MAX})
+    values = {"since": since, "since_id": id_of(since), "rollouts_max": rollouts_max, "most": LIST_MAX}
+    return await _rows(connection, ERRORS, values)
+
+
+def id_of(since: datetime) -> str:
+    """Not above the id of any rollout that was made at that time or later. Ids begin with their time: without it a
+    query of the latest steps reads all of them."""
+    return lowest(int(since.timestamp() * 1000))
 
 
 async def _rows(connection: AsyncConnection, statement: TextClause, values: Mapping[str, Any]) -> Rows:

@@ -24,7 +24,6 @@ from gateway.adapters.postgres.reports import books, search
 from gateway.adapters.postgres.store import PostgresStore, by_name
 from gateway.adapters.postgres.tables import rollouts, steps
 from gateway.core.log.counterfactual import JudgedPlan
-from gateway.core.log.events import lowest
 from gateway.core.loop.experience import SIMILAR
 from gateway.core.policies.earning import Rewards
 from gateway.errors import Unavailable
@@ -66,18 +65,24 @@ class PostgresReports:
         """Sums over the top-level rollouts of the `window_s` seconds that end at `until`."""
         since = until - timedelta(seconds=window_s)
         recent = self._recent(since, until)
+        parts = {
+            "totals": select(*_measures(recent)).select_from(recent),
+            "series": _series(recent, since, window_s),
+            "by_key": _by_key(recent),
+            "by_policy": _by_policy(recent),
+        }
         async with self._reading() as connection:
-            totals = (await _all(connection, select(*_measures(recent)).select_from(recent)))[0]
-            return {
-                "since": since.astimezone(UTC).isoformat(),
-                "until": until.astimezone(UTC).isoformat(),
-                "truncated": totals["requests"] == self._rollouts_max,
-                "totals": totals,
-                "series": await _all(connection, _series(recent, since, window_s)),
-                "by_key": await _all(connection, _by_key(recent)),
-                "by_policy": await _all(connection, _by_policy(recent)),
-                "by_worker": await _all(connection, self._by_worker(since, until)),
-            }
+            tables = await _together(connection, parts)
+            by_worker = await _all(connection, self._by_worker(since, until))
+        (totals,) = tables["totals"]
+        return {
+            "since": since.astimezone(UTC).isoformat(),
+            "until": until.astimezone(UTC).isoformat(),
+            "truncated": totals["requests"] == self._rollouts_max,
+            **tables,
+            "totals": totals,
+            "by_worker": by_worker,
+        }
 
     async def planner_rewards(self, success: float, cost_per_usd: float) -> Sequence[Rewards]:
         """The rewards of rule and conductor by pool and task type, over the latest judged requests to `baton` that may
@@ -89,7 +94,7 @@ class PostgresReports:
     async def figures(self, now: datetime) -> Sequence[tuple[str, str | None, float]]:
         """The gauges of the stores, see `service.admin.figures`: (gauge, value of its label or None, number)."""
         hour, day = now - timedelta(hours=1), now - timedelta(days=1)
-        ids = {f"{name}_id": lowest(int(at.timestamp() * 1000)) for name, at in (("hour", hour), ("day", day))}
+        ids = {f"{name}_id": books.id_of(at) for name, at in (("hour", hour), ("day", day))}
         values = {**ids, "day": day, "rollouts_max": FIGURES_ROLLOUTS_MAX}
         async with self._reading() as connection:
             return [(str(row[0]), row[1], float(row[2])) for row in await connection.execute(FIGURES, values)]
@@ -189,6 +194,7 @@ class PostgresReports:
             _quantile(0.5, took_ms).filter(well).label("latency_p50_ms"),
             _quantile(0.95, took_ms).filter(well).label("latency_p95_ms"),
         ).select_from(recent.join(steps, steps.c.rollout_id == recent.c.id))
+        query = query.where(steps.c.rollout_id >= books.id_of(since))
         return query.group_by(steps.c.worker).order_by(calls.desc(), steps.c.worker).limit(GROUPS_MAX)
 
 
@@ -238,7 +244,22 @@ def _series(recent: CTE, since: datetime, window_s: int) -> Select[Any]:
 async def _all(connection: AsyncConnection, query: Select[Any]) -> Rows:
     """Rows as dicts for JSON: PostgreSQL's sums are numeric, the replies' are int."""
     records = (await connection.execute(query)).mappings()
-    return [{name: _number(name, value) for name, value in row.items()} for row in records]
+    return [_plain(row) for row in records]
+
+
+async def _together(connection: AsyncConnection, queries: Mapping[str, Select[Any]]) -> dict[str, Rows]:
+    """The rows of several queries over one set of requests, in one statement: PostgreSQL then reads the set once."""
+    tables = {name: query.subquery(f"of_{name}") for name, query in queries.items()}
+    rows_of = (
+        select(func.json_agg(func.row_to_json(table.table_valued()))).select_from(table).scalar_subquery().label(name)
+        for name, table in tables.items()
+    )
+    found = (await connection.execute(select(*rows_of))).mappings().one()
+    return {name: [_plain(row) for row in found[name] or ()] for name in queries}
+
+
+def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {name: _number(name, value) for name, value in row.items()}
 
 
 def _number(name: str, value: Any) -> Any:

@@ -33,6 +33,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin_tables import keys
+from gateway.adapters.postgres.reports.books import id_of
 from gateway.adapters.postgres.tables import outcomes, rollouts, steps
 from gateway.errors import BadRequest
 from gateway.service.ports.admin import RolloutsQuery
@@ -49,10 +50,11 @@ async def page(connection: AsyncConnection, query: RolloutsQuery, scanned_max: i
     """A page of rollouts: {data, next, scanned_to}. `next`: where the page after this one begins, None at the end.
     `scanned_to`: the time back to which was looked, where the limit of one page ended the search. Raises BadRequest."""
     most = scanned_max if query.text is None else max(scanned_max // TEXT_COST, 1)
-    records = (await connection.execute(page_query(query, most))).mappings().all()
+    scanned = await _last_scanned(connection, query, most)
+    records = (await connection.execute(page_query(query, most, scanned))).mappings().all()
     shown = records[: query.limit]
     last = shown[-1] if len(records) > len(shown) else None
-    limit = None if last is not None else await _last_scanned(connection, query, most)
+    limit = None if last is not None else scanned
     called = await _workers_of(connection, [row["id"] for row in shown])
     return {
         "object": "list",
@@ -62,14 +64,17 @@ async def page(connection: AsyncConnection, query: RolloutsQuery, scanned_max: i
     }
 
 
-def page_query(query: RolloutsQuery, scanned_max: int) -> Select[Any]:
-    """The rows of a page, and one more where there is one."""
+def page_query(query: RolloutsQuery, scanned_max: int, scanned: Mapping[Any, Any] | None = None) -> Select[Any]:
+    """The rows of a page, and one more where there is one. `scanned`: the last request that it looks at, if there may
+    be more behind it."""
     c = rollouts.c
     shown = dict.fromkeys((*rows.SUMMARY, "key_id", "error", *READ))
     near = _newest(query, *(c[name] for name in shown)).limit(scanned_max).subquery("near")
     named = near.outerjoin(keys, keys.c.public_id == near.c.key_id)
     columns = (near.c[name] for name in shown if name not in READ)
-    statement = select(*columns, keys.c.name.label("key_name")).select_from(named).where(*_filters(query, near))
+    statement = (
+        select(*columns, keys.c.name.label("key_name")).select_from(named).where(*_filters(query, near, scanned))
+    )
     return statement.order_by(near.c.created_at.desc(), near.c.id.desc()).limit(query.limit + 1)
 
 
@@ -98,7 +103,9 @@ def _newest(query: RolloutsQuery, *columns: ColumnElement[Any]) -> Select[Any]:
     return statement.order_by(c.created_at.desc(), c.id.desc())
 
 
-def _filters(query: RolloutsQuery, near: FromClause) -> Iterator[ColumnElement[bool]]:
+def _filters(
+    query: RolloutsQuery, near: FromClause, scanned: Mapping[Any, Any] | None
+) -> Iterator[ColumnElement[bool]]:
     """The conditions that have no index."""
     c = near.c
     if query.policy is not None:
@@ -111,7 +118,8 @@ def _filters(query: RolloutsQuery, near: FromClause) -> Iterator[ColumnElement[b
         fault = rows.clean(query.fault)
         yield or_(c.fallback == fault, c.capped == fault, c.error["code"].astext == fault)
     if query.worker is not None:
-        yield exists().where(steps.c.rollout_id == c.id, steps.c.worker == rows.clean(query.worker))
+        step = exists().where(steps.c.rollout_id == c.id, steps.c.worker == rows.clean(query.worker))
+        yield step if scanned is None else step.where(steps.c.rollout_id >= id_of(scanned["created_at"]))
     if query.cost_min_nano is not None:
         yield c.cost_nano >= query.cost_min_nano
     if query.cost_max_nano is not None:

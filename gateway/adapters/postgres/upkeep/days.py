@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres.admin_tables import spend_days
 from gateway.adapters.postgres.database import query, transaction
+from gateway.adapters.postgres.reports.books import id_of
 from gateway.adapters.postgres.tables import rollouts
 from gateway.service.ports.request import Clock
 
@@ -57,5 +58,13 @@ class PostgresDays:
 
 async def _sum(connection: AsyncConnection, day: date, now: datetime) -> None:
     since = datetime.combine(day, time(), UTC)
-    values = {"day": day, "since": since, "until": since + timedelta(days=1), "now": now}
+    until = since + timedelta(days=1)
+    values = {
+        "day": day,
+        "since": since,
+        "until": until,
+        "since_id": id_of(since),
+        "until_id": id_of(until),
+        "now": now,
+    }
     await connection.execute(SUM_DAY, values)
