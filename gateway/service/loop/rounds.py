@@ -35,7 +35,7 @@ from gateway.errors import (
 )
 from gateway.service.loop.calls import Calls, step_id
 from gateway.service.loop.checks import check_limits
-from gateway.service.loop.routers import FixedPlanner
+from gateway.service.loop.routers import FixedPlanner, RulePlanner
 from gateway.service.loop.shown import replies_of, shown_worker
 from gateway.service.loop.state import EarlyStart, Loop, Planner, Situation, StepRun, child_record
 from gateway.service.loop.steps import StepRunner, replay
@@ -202,10 +202,10 @@ class Rounds:
     # ------------------------------------------------------------ what the policy is shown
 
     def situation(self, loop: Loop, number: int, planner: Planner) -> Situation:
-        """The situation from which a policy plans round `number`. One that has its worker by name is shown nothing."""
+        """The situation from which a policy plans round `number`. One that reads no prompt is shown nothing."""
         loops, boxes = loop.depth < loop.caps.depth, boxes_of(self._boxes, loop)
         offered = tuple(spec for spec in loop.workers if (spec.kind != "self" or loops) and boxes.get(spec.name) != ())
-        past, errors, named = loop.experience, self._errors, isinstance(planner, FixedPlanner)
+        past, errors, unseen = loop.experience, self._errors, isinstance(planner, FixedPlanner | RulePlanner)
         allowed = PlanLimits(
             handles=tuple(spec.handle for spec in offered),
             steps_max=loop.caps.steps,
@@ -218,10 +218,10 @@ class Rounds:
             conversation=loop.conversation,
             workers=offered,
             shown=()
-            if named
+            if unseen
             else tuple(shown_worker(x, past.get(x.name), boxes.get(x.name, ()), errors.get(x.name)) for x in offered),
             experience=loop.experience,
-            replies=() if named else replies_of(loop),
+            replies=() if unseen else replies_of(loop),
             allowed=allowed,
             round=number,
             depth_left=loop.caps.depth - loop.depth,
@@ -234,7 +234,7 @@ class Rounds:
             quality=loop.quality,
             version=loop.version,
             rollout_id=loop.record.id if loop.depth == 0 else None,
-            request=None if named else self._shown_request(loop),
+            request=None if unseen else self._shown_request(loop),
             examples=loop.examples,
             warm=loop.warm,
         )
