@@ -15,15 +15,15 @@ from typing import Any
 from uuid import UUID
 
 from psycopg import sql
-from sqlalchemy import ColumnElement, Select, Table, bindparam, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Select, Table, func, literal_column, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres import rows
-from gateway.adapters.postgres.admin import key_row, org_row
-from gateway.adapters.postgres.admin_tables import keys, orgs
+from gateway.adapters.postgres.admin_tables import keys
 from gateway.adapters.postgres.database import Absences, Lookups, Vector, fragment, placeholders, query, transaction
 from gateway.adapters.postgres.inserts import insert_outcome
+from gateway.adapters.postgres.key_lookups import KeyLookups
 from gateway.adapters.postgres.migrate import vector_in_use
 from gateway.adapters.postgres.tables import SETTLED, experience, gradings, ledger, outcomes, rollouts, rounds, steps
 from gateway.core.log.outcome import Outcome
@@ -52,18 +52,12 @@ EXPERIENCE_RECENT_MAX = 1_000  # judged steps per worker that are searched
 TOTALS_LOCK_KEY = 0x746F74616C73  # "totals": one gateway at a time sums the ledger
 RECOVERY_TIMEOUT_S = 60.0  # of the statements that read the whole ledger at boot
 
-ORG_COLUMNS = tuple(column.label(f"org_{column.name}") for column in orgs.columns)
 POSTED_TOTALS = query("posted_totals")
 BY_SIMILARITY = placeholders(query("experience_near", cosine=fragment("cosine")))
 PLANS_BY_SIMILARITY = placeholders(query("plans_near", cosine=fragment("cosine")))
 PLANS_BY_TYPE = placeholders(query("plans_near", cosine=sql.Literal(0)))
 BY_TIME = placeholders(query("experience_near", cosine=sql.Literal(0)))
 EXPERIENCE_EXISTS, WON_EXISTS = placeholders(query("experience_exists")), placeholders(query("won_exists"))
-KEY = placeholders(
-    select(keys, *ORG_COLUMNS)
-    .select_from(keys.outerjoin(orgs, orgs.c.name == keys.c.org))
-    .where(keys.c.public_id == bindparam("public_id"))
-)
 _COLUMNS = ("completion_id", "created_at", "finished_at", "status", "request", "reply", "error")
 _PART_KEYS: dict[str, tuple[str, ...]] = {"rounds": ("rollout_id", "round"), "steps": ("rollout_id", "round", "step")}
 WORKERS_LOOKED_AT_MAX = 1_000
@@ -79,6 +73,7 @@ class PostgresStore:
     ) -> None:
         self.engine = engine
         self._lookups = Lookups(lookups or engine)
+        self._keys = KeyLookups(self._lookups)
         self._unjudged = Absences(self._lookups, beside_max=WORKERS_LOOKED_AT_MAX)
         self._unwon = Absences(self._lookups)  # of keys, of which there may be any number
         self.experience_half_life = experience_half_life
@@ -104,14 +99,8 @@ class PostgresStore:
     # ---------------------------------------------------------------- keys
 
     async def key_get(self, public_id: str) -> KeyRow | None:
-        """A key with its organisation in one query, because requests wait for it."""
-        rows = await self._lookups.rows(KEY, {"public_id": public_id})
-        if not rows:
-            return None
-        row = rows[0]
-        own = dict(zip((column.name for column in keys.columns), row, strict=False))
-        org = dict(zip((column.name for column in orgs.columns), row[len(own) :], strict=True))
-        return key_row(own, None if org["name"] is None else org_row(org))
+        """A key with its organisation."""
+        return await self._keys.get(public_id)
 
     # ---------------------------------------------------------------- rollouts and outcomes
 
