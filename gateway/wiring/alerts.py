@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.adapters.journal.webhook import Webhook
 from gateway.adapters.postgres.admin import PostgresAdmin
-from gateway.adapters.postgres.alerts import PostgresAlerts
+from gateway.adapters.postgres.operators.alerts import PostgresAlerts
 from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.config.serving import listed
 from gateway.core.log.alerts import secret_bytes

@@ -22,8 +22,8 @@ from gateway.adapters.host.clock import watch_loop
 from gateway.adapters.journal.shipper import Shipper
 from gateway.adapters.journal.spool import Spool
 from gateway.adapters.postgres.admin import PostgresAdmin
-from gateway.adapters.postgres.alerts import PostgresAlerts
 from gateway.adapters.postgres.experience import OldCredit, OldVectors
+from gateway.adapters.postgres.operators.alerts import PostgresAlerts
 from gateway.adapters.postgres.reports.checks import PostgresChecks
 from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.store import PostgresStore

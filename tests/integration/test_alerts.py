@@ -25,7 +25,7 @@ from gateway.adapters.host.clock import SystemClock
 from gateway.adapters.host.metrics import PrometheusMetrics
 from gateway.adapters.journal.webhook import Webhook
 from gateway.adapters.postgres.admin_tables import alerts, policy_events, policy_jobs, policy_versions
-from gateway.adapters.postgres.alerts import PostgresAlerts
+from gateway.adapters.postgres.operators.alerts import PostgresAlerts
 from gateway.adapters.postgres.tables import ledger
 from gateway.core.log.alerts import KINDS, Alert, secret_bytes, signed
 from gateway.core.log.events import uuid7
@@ -45,7 +45,7 @@ import asyncio, sys
 from gateway.adapters.host.clock import SystemClock
 from gateway.adapters.host.metrics import PrometheusMetrics
 from gateway.adapters.journal.webhook import Webhook
-from gateway.adapters.postgres.alerts import PostgresAlerts
+from gateway.adapters.postgres.operators.alerts import PostgresAlerts
 from gateway.adapters.postgres.database import async_engine
 from gateway.core.log.alerts import secret_bytes
 from gateway.service.admin.alerts import AlertSender
