@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Integer, Select, cast, func, select
+from sqlalchemy import CTE, ColumnElement, Integer, Select, cast, func, select, text
 from sqlalchemy.dialects.postgresql import JSONPATH
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -30,6 +30,7 @@ from gateway.errors import Unavailable
 from gateway.service.ports.admin import RolloutsQuery
 
 REPORTS_MAX = 2
+WORK_MEM = text("SELECT set_config('work_mem', '32MB', true)")  # of a sort: a day of requests fits, and needs no disk
 TURN_S = 2.0  # the longest wait for a connection
 BUCKETS = 60
 JUDGED_MAX = 10_000  # latest judged requests that rule and conductor are compared on
@@ -160,6 +161,7 @@ class PostgresReports:
             raise Unavailable(f"{REPORTS_MAX} reports are read already; retry shortly", code="reports_busy") from None
         try:
             async with transaction(self._engine, self._timeout_s) as connection:
+                await connection.execute(WORK_MEM)
                 yield connection
         finally:
             self._turns.release()
