@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,14 +10,15 @@ import aiohttp
 from sqlalchemy import Connection, insert, select, text
 
 from bench.suite.baton import ADMIN_S, Baton, shipped
+from gateway.adapters.host.clock import SystemClock
 from gateway.adapters.postgres.admin_tables import keys as keys_table
-from gateway.adapters.postgres.database import sync_engine
+from gateway.adapters.postgres.database import connected, sync_engine
+from gateway.adapters.postgres.upkeep.days import PostgresDays
 from gateway.core.access import keys
 from policy.simulators.arena.families.tasks import make_task
 
 BATCH = 5000
 STATEMENT_S = 3600.0
-SUMMED_S = 600.0
 TEMPLATES = 64  # rollouts that are real, of which the others are copies
 COPIES = """
 CREATE TEMP TABLE copies ON COMMIT DROP AS
@@ -95,21 +95,14 @@ def fill_rollouts(own: Baton, model: str, count: int) -> int:
         engine.dispose()
 
 
-def wait_for_sums(own: Baton) -> None:
-    """Wait until the gateway has summed the days before today, as it does within a minute. Raises SystemExit."""
-    engine = sync_engine(own.served.database_url)
-    until_s = time.monotonic() + SUMMED_S
-    missing = "SELECT count(*) FROM rollouts WHERE created_at < date_trunc('day', now(), 'UTC')"
-    summed = "SELECT coalesce(sum(count), 0) FROM spend_days WHERE kind = 'day'"
-    try:
-        while time.monotonic() < until_s:
-            with engine.connect() as connection:
-                if connection.scalar(text(missing)) == connection.scalar(text(summed)):
-                    return
-            time.sleep(2.0)
-    finally:
-        engine.dispose()
-    raise SystemExit("past days are not summed")
+def sum_days(own: Baton) -> None:
+    """Sum the days before today, as the gateway does within a minute."""
+
+    async def sweep() -> None:
+        async with connected(own.served.database_url) as engine:
+            await PostgresDays(engine, SystemClock()).sweep(BATCH)
+
+    asyncio.run(sweep())
 
 
 def _counted(connection: Connection) -> int:

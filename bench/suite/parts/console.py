@@ -13,7 +13,7 @@ import aiohttp
 
 from bench.suite.baton import ADMIN_S, Baton, baton
 from bench.suite.cores import REST, on
-from bench.suite.fill import fill_rollouts, wait_for_sums
+from bench.suite.fill import fill_rollouts, sum_days
 from bench.suite.parts.flat import POOL, ROLLOUTS_FEW
 from bench.suite.rounds import percentile, rounded, say
 from bench.suite.sizes import Size
@@ -49,7 +49,7 @@ def measure(directory: Path, size: Size) -> dict[str, Any]:
         for name, count in ((FEW, ROLLOUTS_FEW), (MANY, size.rollouts)):
             own = held.enter_context(baton(directory / name, upstream.url, workers=POOL))
             counts[name] = fill_rollouts(own, "baton/rule", count)
-            wait_for_sums(own)
+            sum_days(own)
             say(f"  {counts[name]} rollouts")
             with on(REST):
                 took_ms[name] = asyncio.run(_ask_all(own, size.asks))
