@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres import rows
@@ -16,7 +16,7 @@ from gateway.adapters.postgres.admin_tables import spend_days
 from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
 from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.tables import rollouts
-from gateway.adapters.postgres.upkeep.days import PostgresDays
+from gateway.adapters.postgres.upkeep.days import LOCK_KEY, PostgresDays
 from gateway.core.log.events import Event, uuid7
 from tests.records import a_rollout, a_step, an_outcome, hold_event, rollout_event, settle_event
 
@@ -131,6 +131,19 @@ async def test_a_late_request_is_added_and_a_deleted_one_is_not_taken_off(
         ("2026-03-01", "key1"): (1, 5),
         ("2026-03-03", "key1"): (2, 9),
     }
+
+
+async def test_no_day_is_summed_while_another_gateway_sums(pg_engine: AsyncEngine) -> None:
+    await add(pg_engine, at(1), at(3))
+    days = PostgresDays(pg_engine, Today(NOON))  # type: ignore[arg-type]
+    count = select(func.count()).select_from(spend_days).where(spend_days.c.kind == "day")
+    async with pg_engine.begin() as other:
+        await other.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
+        await days.sweep(1_000)
+        assert await other.scalar(count) == 0
+    await days.sweep(1_000)
+    async with pg_engine.begin() as connection:
+        assert await connection.scalar(count) == 3
 
 
 async def test_a_log_without_requests_has_nothing_to_sum(reports: PostgresReports, pg_engine: AsyncEngine) -> None:

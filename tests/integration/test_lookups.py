@@ -143,7 +143,7 @@ async def test_what_is_there_is_searched_each_time_and_looked_at_rarely(absences
 
 
 async def test_a_name_is_looked_at_once_whichever_others_are_asked_for(absences: Absences, looks: Looks) -> None:
-    only_b = f"{SOMETHING} WHERE name = 'b'".replace("\n", "")
+    only_b = f"{SOMETHING} WHERE name = 'b'"
     for names in ("ab", "bc", "ca"):
         await absences.look(names, only_b, {})
     assert [absences.known(name) for name in "abcd"] == [True, False, True, False]

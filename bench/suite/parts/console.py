@@ -25,7 +25,7 @@ PATHS: Mapping[str, str] = {
     "overview, an hour": "overview?window_s=3600",
     "overview, a day": f"overview?window_s={DAY_S}",
     "rollouts": "rollouts?limit=50",
-    "rollouts of a worker": "rollouts?limit=50&worker=worker0",
+    "rollouts of a worker that has none": "rollouts?limit=50&worker=worker0",
     "rollouts that failed": "rollouts?limit=50&status=failed",
     "rollouts judged right": "rollouts?limit=50&outcome_min=1",
     "rollouts with a text": "rollouts?limit=50&text=kilograms",

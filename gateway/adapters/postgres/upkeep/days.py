@@ -39,8 +39,9 @@ class PostgresDays:
         now = self._clock.now().astimezone(UTC)
         for day in await self._due(now):
             async with transaction(self._engine, TIMEOUT_S) as connection:
-                if await connection.scalar(select(func.pg_try_advisory_xact_lock(LOCK_KEY))):
-                    await _sum(connection, day, now)
+                if not await connection.scalar(select(func.pg_try_advisory_xact_lock(LOCK_KEY))):
+                    break  # another gateway sums; a day after one that it fails at would leave a gap
+                await _sum(connection, day, now)
         return 0
 
     async def _due(self, now: datetime) -> list[date]:
