@@ -73,7 +73,17 @@ async def test_another_host_fetches_what_one_published(pg_engine: AsyncEngine, t
     ours, theirs = (read_policy(host.registry.policies / version) for host in (one, other))
     assert ours.manifest == theirs.manifest
     assert await one.admin.canary(version, 100, "a", "") is not None
-    assert [row["host"] for row in (await one.admin.overview())["gateways"]] == ["two:/data"]
+    assert [row["host"] for row in (await one.admin.overview())["gateways"]] == ["one:/data", "two:/data"]
+
+
+async def test_the_answering_gateway_is_listed_as_it_stands_now(pg_engine: AsyncEngine, tmp_path: Path) -> None:
+    one, _ = two(pg_engine, tmp_path)
+    version = await published(one, tmp_path, 3)
+    await one.attendance.beat()  # written before it held the version
+    await one.admin.shadow(version, "a", "")
+    await one.admin.canary(version, 100, "a", "")
+    (row,) = (await one.admin.overview())["gateways"]
+    assert row["held"] == {version: ""}
 
 
 async def test_a_swap_waits_for_every_gateway_and_names_who_lacks_it(pg_engine: AsyncEngine, tmp_path: Path) -> None:

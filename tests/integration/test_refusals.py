@@ -102,6 +102,23 @@ async def test_a_refusal_says_the_same_whether_it_was_parsed_or_not(gate: Gate) 
     line.writer.close()
 
 
+async def test_of_all_that_come_at_once_for_one_place_one_is_parsed(gate: Gate) -> None:
+    gate.full = False
+    gate.go.clear()
+    lines = [await connect(gate) for _ in range(5)]
+    for line in lines:  # without a turn of the event loop between them
+        line.writer.write(ASK)
+    await gate.began.wait()
+    refused = [await line.read() for line in lines[1:]]
+    assert all(head[0] == b"HTTP/1.1 503 Service Unavailable" for head, _ in refused)
+    assert gate.parsed == 1
+    gate.go.set()
+    assert (await lines[0].read())[1] == b"done"
+    assert (await lines[1].ask(ASK))[1] == b"done"  # nothing stays promised
+    for line in lines:
+        line.writer.close()
+
+
 async def test_a_connection_serves_again_once_there_is_a_place(gate: Gate) -> None:
     line = await connect(gate)
     for _ in range(3):

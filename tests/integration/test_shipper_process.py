@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.journal import segments
 from gateway.adapters.journal.carriers import ProcessCarrier
+from gateway.adapters.journal.process import NICENESS
 from gateway.adapters.journal.segments import segment_path
 from gateway.adapters.journal.shipper import Shipper
 from gateway.adapters.journal.spool import Spool, SpoolLimits
@@ -75,6 +76,11 @@ async def test_events_reach_postgres_and_the_gateway_counts_them(log: Log, pg_en
     assert sum(log.watch.batches) == 22
     assert log.watch.dead == ["hold"]
     assert log.spool.acknowledged == log.spool.durable
+
+
+async def test_requests_go_first_where_processors_are_short(log: Log) -> None:
+    pid, own = await log.pid(), os.getpriority(os.PRIO_PROCESS, 0)
+    await until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == min(19, own + NICENESS))
 
 
 async def test_a_killed_process_loses_nothing_and_stores_nothing_twice(

@@ -3,11 +3,16 @@ writes, and stores it. It keeps no state.
 
 It reads what is before the order's end, which the gateway has on disk, and changes nothing in the journal's directory:
 the mark, the deletion of segments and damage are the gateway's. It ends when its gateway closes the socket or dies.
+
+Its priority is lower than the gateway's: a batch may wait for a processor, a request may not. At NICENESS it still has
+a quarter of a processor that both want (sched(7): weights 335 and 1024), and storing a rollout takes a tenth of the
+time that serving it does.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,6 +32,8 @@ from gateway.adapters.postgres.writer import LogWriter
 from gateway.core.loop.experience import HASHED, Embedding
 from gateway.core.loop.meaning import TABLE_FILE, by_meaning
 from gateway.files import shipped
+
+NICENESS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,4 +129,5 @@ def _embedding(name: str | None) -> Embedding | None:
 
 
 if __name__ == "__main__":
+    os.nice(NICENESS)
     serve(sys.argv[1])

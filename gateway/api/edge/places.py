@@ -8,7 +8,7 @@ worker cost no processor time, so hundreds of them are no load; a few dozen that
 turn of the event loop tells the two apart: in one turn everything that is ready runs once, so a turn is the least that
 anything here waits: a refusal, a probe, a call to Redis and its deadline. While turns are longer than `TURN_S`, fewer
 requests run at the same time; once turns are shorter, more do. Other processes of this machine make turns long too,
-which fewer requests would change little: so a turn is at most `OTHERS` times the processor time that it took.
+which fewer requests would change little: so a turn is at most `OTHERS` times the processor time since the clock began.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ RESERVED = 0.2  # share of the open requests that is kept for those that spend n
 OPEN_TIMES = 4  # as many requests may be open as this multiple of those that may be served
 BODY_WAIT_S = 1.0  # nobody knows when a body ends
 TURN_EVERY_S = 0.02  # interval of measurements, while any request runs
-TURN_S = 0.01
+TURN_S = 0.006
 OTHERS = 3  # a turn counts as at most this multiple of its processor time, whatever else this machine does
 TURN_SMOOTHING = 0.3  # weight of the newest turn, so that one long turn changes nothing
 RUNNING_MIN = 16  # requests that always may run
 CUT, GROWTH = 0.8, 1.15  # of one measurement: from RUNNING_MIN to 512 in half a second
+CAREFUL = 1.02  # growth beyond the limit of the last cut, as congestion avoidance has it (RFC 5681)
 HEADROOM = 2  # the limit grows to this multiple of what runs, so that a burst is measured before all of it runs
 WAIT_S_MAX = 3.0  # then a request runs anyway: the others may be streams, which take minutes and no processor
 BEHIND_S = 1.0  # a queue whose first has waited longer takes no more
@@ -53,13 +54,25 @@ class RequestPlaces:
         self._spending_max = spending_max
         self._abandoned = abandoned
         self._shared = shared
+        self._promised = 0  # places that requests of this turn of the event loop are about to take
         self._sending: Counter[str] = Counter()  # bodies under way, by key
 
     def full(self, *, spends: bool) -> bool:
         """Whether no further request of this kind can be served now."""
-        if spends and (self._all_spending() >= self._spending_max or self.slots.is_behind()):
+        if spends and (self._all_spending() + self._promised >= self._spending_max or self.slots.is_behind()):
             return True
         return self.served >= self.served_max or self.open >= self.open_max
+
+    def promise(self) -> None:
+        """Count a request that may spend money as if it had its place, until the requests that came in this turn of the
+        event loop have taken theirs. Else all that come while one place is free pass, and all but one are refused only
+        after they were parsed and their key was looked up."""
+        if not self._promised:
+            asyncio.get_running_loop().call_soon(self._forget_promises)
+        self._promised += 1
+
+    def _forget_promises(self) -> None:
+        self._promised = 0
 
     def spend(self) -> bool:
         """Count one more request that may spend money; False, and not counted, where that is one too many. Only
@@ -159,6 +172,7 @@ class WorkSlots:
         self.limit = min(RUNNING_MIN, most)
         self.turn_s = 0.0  # smoothed
         self.running = 0
+        self._last_cut = most  # the limit then; `most` if there was none since a rest
         self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()  # since when each waits, and what it awaits
         self._watching = False
 
@@ -186,26 +200,27 @@ class WorkSlots:
         self.turn_s += TURN_SMOOTHING * (turn_s - self.turn_s)
         if self.turn_s <= TURN_S:
             if self.limit < HEADROOM * max(self.running, RUNNING_MIN):
-                self.limit = min(self._most, max(self.limit + 1, int(self.limit * GROWTH)))
-                self._admit()
+                growth = GROWTH if self.limit < self._last_cut else CAREFUL
+                self.limit = min(self._most, max(self.limit + 1, int(self.limit * growth)))
         elif self.running <= self.limit:  # else the last cut has had no effect yet
-            self.limit = min(self._most, max(RUNNING_MIN, int(self.running * CUT)))
+            self.limit = self._last_cut = min(self._most, max(RUNNING_MIN, int(self.running * CUT)))
+        self._admit()
 
     async def _wait(self) -> None:
         """Wait for a slot. Whoever frees one for us counts it as running."""
         slot = asyncio.get_running_loop().create_future()
         self._waiting.append((time.monotonic(), slot))
         try:
-            await asyncio.wait((slot,), timeout=WAIT_S_MAX)
+            await slot
         except asyncio.CancelledError:
-            if not slot.cancel():  # it was freed for us at this moment
+            if not slot.cancelled():  # it was freed for us at this moment
                 self.give()
             raise
-        if slot.cancel():
-            self.running += 1
 
     def _admit(self) -> None:
-        while self._waiting and self.running < self.limit:
+        """Let those run that have a slot, or have waited for WAIT_S_MAX."""
+        late_s = time.monotonic() - WAIT_S_MAX
+        while self._waiting and (self.running < self.limit or self._waiting[0][0] <= late_s):
             _, slot = self._waiting.popleft()
             if not slot.done():
                 self.running += 1
@@ -215,18 +230,20 @@ class WorkSlots:
         """Measure turns from now on, as long as any request runs."""
         if self._watching:
             return
-        self._watching = True
+        self._watching, self._last_cut = True, self._most
         self.limit, self.turn_s = max(self.running, min(RUNNING_MIN, self._most)), 0.0
         loop = asyncio.get_running_loop()
 
         def again() -> None:
-            loop.call_later(TURN_EVERY_S, loop.call_soon, begin)
+            loop.call_later(TURN_EVERY_S, begin, time.monotonic() + TURN_EVERY_S, time.thread_time())
 
-        def begin() -> None:
-            loop.call_soon(end, time.monotonic(), time.thread_time())
+        def begin(due_s: float, worked_s: float) -> None:
+            # how late a timer fires is what an event that comes at any moment waits for the turn under way
+            loop.call_soon(end, time.monotonic() - due_s, time.monotonic(), worked_s)
 
-        def end(began_s: float, worked_s: float) -> None:
-            self.measure(min(time.monotonic() - began_s, OTHERS * (time.thread_time() - worked_s)))
+        def end(late_s: float, began_s: float, worked_s: float) -> None:
+            turn_s = max(late_s, time.monotonic() - began_s)
+            self.measure(min(turn_s, OTHERS * (time.thread_time() - worked_s)))
             self._watching = self.running > 0
             if self._watching:
                 again()

@@ -52,7 +52,10 @@ class Refusals:
         path = scope["path"]
         if scope["method"] != "POST" or path.startswith(MESSAGES) or self._leaving():
             return None
-        if not self._places.full(spends=spends(scope["method"], path)):
+        may_spend = spends(scope["method"], path)
+        if not self._places.full(spends=may_spend):
+            if may_spend:
+                self._places.promise()
             return None
         request_id = self._next_id()
         scope.setdefault("state", {}).update(request_id=request_id.decode(), error_code=CODE)

@@ -57,7 +57,7 @@ class Attendance:
 
     async def beat(self) -> None:
         """Write one heartbeat. Raises Unavailable."""
-        await self._gateways.attend(Holder(self._gateway, self._host, self._versions.report()))
+        await self._gateways.attend(self._own())
 
     async def share(self) -> None:
         """Share the weights that are held here, unless that was done less than SHARED_S ago. Raises Unavailable."""
@@ -69,8 +69,10 @@ class Attendance:
                 self._shared_s[version.id] = self._clock.monotonic_s()
 
     async def running(self) -> Sequence[Holder]:
-        """The gateways that run. Raises Unavailable."""
-        return await self._gateways.attending(SEEN_S)
+        """The gateways that run, this one as it stands now and the others as of their last heartbeats. Raises
+        Unavailable."""
+        seen = [one for one in await self._gateways.attending(SEEN_S) if one.id != self._gateway]
+        return sorted([self._own(), *seen], key=lambda one: (one.host, one.id))
 
     async def everywhere(self, version: str) -> None:
         """Wait until every other running gateway can serve the version. Raises Conflict(gateways_lack), which names
@@ -87,6 +89,9 @@ class Attendance:
         """Take this gateway off the list."""
         with suppress(BatonError):
             await self._gateways.leave(self._gateway)
+
+    def _own(self) -> Holder:
+        return Holder(self._gateway, self._host, self._versions.report())
 
     async def _lacking(self, version: str) -> list[Holder]:
         return [one for one in await self.running() if one.id != self._gateway and one.held.get(version) != ""]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -57,6 +58,39 @@ async def test_one_long_turn_alone_changes_nothing() -> None:
         slots.measure(TURN_S / 2)
     slots.measure(TURN_S * 2)
     assert slots.limit == MOST
+
+
+async def test_after_a_cut_the_limit_grows_with_care_beyond_it() -> None:
+    slots = WorkSlots(MOST)
+    await grown(slots, 200)
+    while slots.turn_s <= TURN_S:
+        slots.measure(TURN_S * 3)
+    cut = slots.limit
+    slots.running = cut  # those over the limit have ended
+    while slots.turn_s > TURN_S:
+        slots.measure(0.0)
+    limits = [slots.limit]
+    while slots.limit < 2 * RUNNING_MIN + cut:
+        slots.measure(0.0)
+        limits.append(slots.limit)
+    steps = [after / before for before, after in pairwise(limits)]
+    assert all(step < 1.05 for step, before in zip(steps, limits, strict=False) if before >= cut)
+
+
+async def test_a_turn_that_a_timer_falls_into_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between long turns there are many short ones, and what waits meets the long ones."""
+    monkeypatch.setattr(places, "TURN_EVERY_S", 0.005)
+    slots, measured = WorkSlots(MOST), list[float]()
+    monkeypatch.setattr(slots, "measure", measured.append)
+    await taken(slots, 1)
+    await until(lambda: len(measured) > 2)
+    measured.clear()
+    end_s = time.thread_time() + 0.05
+    while time.thread_time() < end_s:
+        pass
+    await until(lambda: len(measured) > 0)
+    slots.give()
+    assert measured[0] > 0.015  # at least three times the processor time since the timer began, and at most the delay
 
 
 async def test_requests_that_only_wait_all_run() -> None:
@@ -154,7 +188,7 @@ async def test_waiters_get_slots_in_order_and_one_that_leaves_holds_none() -> No
 
 
 async def test_waiting_for_a_slot_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "WAIT_S_MAX", 0.01)
+    monkeypatch.setattr(places, "WAIT_S_MAX", 0.01)  # noticed by the next measurement
     slots = WorkSlots(1)
     await taken(slots, 2)
     assert slots.running == 2
