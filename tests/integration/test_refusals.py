@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.adapters.host.metrics import PrometheusMetrics
 from gateway.api.edge.access import LINES_PER_S_MAX, Accesses, AccessLog
 from gateway.api.edge.stack import Edge, read_json
-from gateway.cli.process.listeners import BoundedProtocol, Listener, bind
+from gateway.cli.process.listeners import IDLE_S, BoundedProtocol, Listener, bind
 from tests.waiting import BOUND_S, until
 
 ASK = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
@@ -184,6 +184,22 @@ async def test_an_idle_connection_that_is_refused_meanwhile_stays(gate: Gate, mo
         assert (await line.ask(ASK))[1].startswith(b'{"error"')
         await asyncio.sleep(0.2)
     assert await asyncio.wait_for(line.reader.read(), BOUND_S) == b""  # and is closed once it rests
+    line.writer.close()
+
+
+async def test_an_idle_connection_whose_next_request_has_come_is_not_closed(gate: Gate) -> None:
+    gate.full = False
+    line = await connect(gate)
+    assert (await line.ask(ASK))[1] == b"done"
+    (server_side,) = gate.listener.server_state.connections
+    assert isinstance(server_side, BoundedProtocol)
+    server_side._since_s -= 2 * IDLE_S
+    line.writer.write(ASK)
+    server_side.timeout_keep_alive_handler()  # before the event loop reads what has just come
+    assert (await line.read())[1] == b"done"
+    server_side._since_s -= 2 * IDLE_S
+    server_side.timeout_keep_alive_handler()
+    assert await asyncio.wait_for(line.reader.read(), BOUND_S) == b""
     line.writer.close()
 
 

@@ -187,6 +187,14 @@ async def test_a_window_too_full_is_cut_to_its_latest_and_says_so(pg_engine: Asy
     await add(pg_engine, *(taking(10, second, cost_nano=second) for second in range(4)))
     found = await PostgresReports(pg_engine, rollouts_max=2).overview(UNTIL, 600)
     assert (found["truncated"], found["totals"]["requests"], found["totals"]["cost_nano"]) == (True, 2, 5)
+    assert {row["worker"]: row["calls"] for row in found["by_worker"]} == {"alpha": 2, "beta": 2}
+
+
+async def test_calls_before_and_after_the_window_do_not_count(reports: PostgresReports, pg_engine: AsyncEngine) -> None:
+    await add(pg_engine, *(taking(10, second) for second in (-301, -300, 0, 300, 301)))
+    found = await reports.overview(UNTIL, 600)
+    assert (found["totals"]["requests"], found["series"][0]["bucket"], found["series"][-1]["bucket"]) == (2, 30, 59)
+    assert {row["worker"]: row["calls"] for row in found["by_worker"]} == {"alpha": 2, "beta": 2}
 
 
 async def test_pages_follow_each_other_without_gap_or_repeat(reports: PostgresReports, pg_engine: AsyncEngine) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +31,8 @@ PORTS_TRIED = 20
 BACKLOG = 2048
 ACCEPTORS = 32  # sockets: libuv accepts one connection a turn on each, and under load turns are long
 HEADER_OVERHEAD = 4  # bytes: colon, space and the end of the line
-IDLE_S = 30  # after that, a connection without a request is closed
+IDLE_S = 75  # then a connection without a request is closed; load balancers close theirs after 60 s, so they go first
+UNREAD_S = 0.1  # until the event loop has read what waits in a socket's buffer
 HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
     b'{"error":{"message":"the request headers are too large","type":"invalid_request_error",'
@@ -180,10 +182,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._exchange.receiver.leave()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection. One that was refused meanwhile, unread, is idle only since then."""
+        """Close an idle connection. One that was refused meanwhile, unread, is idle only since then. One whose next
+        request has come stays: the event loop fires timers before it reads, and its turn may have been long."""
         left_s = self._since_s + self.timeout_keep_alive - self.loop.time()
         if self._state == "idle" and left_s > 0:
             self._await_next(left_s)
+        elif not self.transport.is_closing() and _has_unread(self.transport):
+            self._await_next(UNREAD_S)
         else:
             super().timeout_keep_alive_handler()
 
@@ -216,6 +221,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _has_unread(transport: asyncio.Transport) -> bool:
+    """Whether bytes, or the end of the connection, wait in the socket's buffer."""
+    unread = select.poll()
+    unread.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(unread.poll(0))
 
 
 def _unchunked(cycle: RequestResponseCycle, app: Any) -> Any:

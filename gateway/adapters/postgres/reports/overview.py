@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Integer, Select, cast, func, select, text
+from sqlalchemy import CTE, ColumnElement, Integer, Select, cast, func, literal, select, text
 from sqlalchemy.dialects.postgresql import JSONPATH
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -32,6 +32,7 @@ from gateway.service.ports.admin import RolloutsQuery
 REPORTS_MAX = 2
 WORK_MEM = text("SELECT set_config('work_mem', '32MB', true)")  # of a sort: a day of requests fits, and needs no disk
 TURN_S = 2.0  # the longest wait for a connection
+STEP = timedelta(milliseconds=1)  # of the time in an id
 BUCKETS = 60
 JUDGED_MAX = 10_000  # latest judged requests that rule and conductor are compared on
 GROUPS_MAX = 50
@@ -166,20 +167,22 @@ class PostgresReports:
         finally:
             self._turns.release()
 
-    def _recent(self, since: datetime, until: datetime, *, children: bool = False) -> CTE:
-        """The rollouts of a window with their latency, with or without child loops."""
+    def _recent(self, since: datetime, until: datetime) -> CTE:
+        """The rollouts of a window with their latency, without child loops."""
         latency_ms = func.extract("epoch", rollouts.c.finished_at - rollouts.c.created_at) * 1000
         names = ("id", "created_at", "key_id", "policy_used", "status", "fallback", "capped", "cost_nano")
         query = select(*(rollouts.c[name] for name in names), rollouts.c.overhead_ms, latency_ms.label("latency_ms"))
-        query = query.where(rollouts.c.created_at > since, rollouts.c.created_at <= until)
-        if not children:
-            query = query.where(rollouts.c.depth == 0)
+        query = query.where(rollouts.c.created_at > since, rollouts.c.created_at <= until, rollouts.c.depth == 0)
         return query.order_by(rollouts.c.created_at.desc()).limit(self._rollouts_max).cte("recent")
 
     def _by_worker(self, since: datetime, until: datetime) -> Select[Any]:
         """Steps by worker, child loops included; latencies are of steps that succeeded. What a step on `self` cost
-        counts once, with the steps of its own loop."""
-        recent = self._recent(since, until, children=True)
+        counts once, with the steps of its own loop. The window is one of ids, to the millisecond: rollouts themselves
+        need not be read."""
+        first, after = (literal(books.id_of(at + STEP), rollouts.c.id.type) for at in (since, until))
+        ids = select(rollouts.c.id).where(rollouts.c.id >= first, rollouts.c.id < after).order_by(rollouts.c.id.desc())
+        latest = ids.offset(self._rollouts_max - 1).limit(1).scalar_subquery()  # null: the window holds fewer
+        within = (steps.c.rollout_id < after, steps.c.rollout_id >= func.coalesce(latest, first))
         took_ms = func.extract("epoch", steps.c.finished_at - steps.c.started_at) * 1000
         well = steps.c.status == "done"
         own_tries = func.jsonb_path_query_array(steps.c.attempts, cast(OWN_TRIES, JSONPATH))
@@ -195,8 +198,7 @@ class PostgresReports:
             func.coalesce(func.sum(steps.c.prompt_tokens + steps.c.completion_tokens).filter(own), 0).label("tokens"),
             _quantile(0.5, took_ms).filter(well).label("latency_p50_ms"),
             _quantile(0.95, took_ms).filter(well).label("latency_p95_ms"),
-        ).select_from(recent.join(steps, steps.c.rollout_id == recent.c.id))
-        query = query.where(steps.c.rollout_id >= books.id_of(since))
+        ).where(*within)
         return query.group_by(steps.c.worker).order_by(calls.desc(), steps.c.worker).limit(GROUPS_MAX)
 
 
