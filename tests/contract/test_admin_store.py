@@ -160,6 +160,8 @@ async def test_keys_in_use_that_have_a_budget(acme: Office) -> None:
     await acme.admin.key_revoke("ended", NOW, ANN)
     assert ids(await acme.admin.key_budgets(9)) == ["a", "d", "m"]
     assert ids(await acme.admin.key_budgets(2)) == ["a", "d"]
+    assert ids(await acme.admin.key_budgets(2, "d")) == ["m"]
+    assert ids(await acme.admin.key_budgets(9, among=["m", "free", "ended", "nobody\x00"])) == ["m"]
 
 
 async def test_keys_in_use_that_name_a_pool_or_a_worker(acme: Office) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -44,11 +44,13 @@ class FakeAdmin:
         matches = [key for key in every if any(part in one.casefold() for one in (key.public_id, key.name, key.org))]
         return matches[:limit]
 
-    async def key_budgets(self, limit: int) -> Sequence[KeyRow]:
+    async def key_budgets(self, limit: int, after: str = "", among: Collection[str] | None = None) -> Sequence[KeyRow]:
         limited = [
             key
             for key in self._newest()
             if key.revoked_at is None
+            and key.public_id > after
+            and (among is None or key.public_id in among)
             and any(one is not None for one in (key.budget_nano, key.budget_month_nano, key.budget_day_nano))
         ]
         return sorted(limited, key=lambda key: key.public_id)[:limit]

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -285,7 +285,7 @@ async def add_charges(engine: AsyncEngine, n: int) -> None:
 class Owners:
     """One organisation with $10 a month."""
 
-    async def key_budgets(self, limit: int) -> list[KeyRow]:
+    async def key_budgets(self, limit: int, after: str = "", among: Collection[str] | None = None) -> list[KeyRow]:
         return []
 
     async def org_list(self) -> list[OrgRow]:

@@ -8,7 +8,7 @@ operator gave it, so a repeated request finds the same row.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -83,10 +83,12 @@ class PostgresAdmin:
             query = query.where(or_(*(column.icontains(str(clean(text)), autoescape=True) for column in columns)))
         return await self._keys(query)
 
-    async def key_budgets(self, limit: int) -> Sequence[KeyRow]:
+    async def key_budgets(self, limit: int, after: str = "", among: Collection[str] | None = None) -> Sequence[KeyRow]:
         limited = or_(*(keys.c[name].is_not(None) for name in BUDGETS[:3]))
-        query = select(keys).where(keys.c.revoked_at.is_(None), limited).order_by(keys.c.public_id).limit(limit)
-        return await self._keys(query)
+        query = select(keys).where(keys.c.revoked_at.is_(None), limited, keys.c.public_id > after)
+        if among is not None:
+            query = query.where(keys.c.public_id.in_([str(clean(one)) for one in among]))
+        return await self._keys(query.order_by(keys.c.public_id).limit(limit))
 
     async def key_naming(self, pools: Sequence[str], workers: Sequence[str], limit: int) -> Sequence[KeyRow]:
         named = or_(_overlaps(keys.c.pools, pools), _overlaps(keys.c.workers, workers))

@@ -156,6 +156,12 @@ def key_scope(public_id: str) -> str:
     return f"key:{public_id}"
 
 
+def key_of(scope: str) -> str | None:
+    """The key that a scope, or one of its windows, is the budget of; None: it is no key's."""
+    kind, _, rest = scope.partition(":")
+    return rest.partition(":")[0] if kind == "key" else None
+
+
 def user_scope(owner: str, end_user: str | None) -> str:
     """The life scope of one end user. `owner` is a result of `key_scope` or `org_scope`. All requests without an end
     user count as one user."""

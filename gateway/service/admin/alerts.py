@@ -18,7 +18,7 @@ from gateway.core.money.amounts import nano_to_usd
 from gateway.core.money.ledger import Balance, Scope, window_of
 from gateway.core.pool.drift import Drift
 from gateway.errors import BatonError
-from gateway.service.admin.figures import BudgetOwners, budget_scopes
+from gateway.service.admin.figures import BudgetOwners, BudgetPages
 from gateway.service.ports.money import Budgets
 from gateway.service.ports.request import Clock
 
@@ -81,7 +81,7 @@ class AlertSources:
     ) -> None:
         self._outbox = outbox
         self._kinds = kinds
-        self._owners = owners
+        self._pages = BudgetPages(owners)
         self._budgets = budgets
         self._clock = clock
         self._flags = flags
@@ -112,17 +112,23 @@ class AlertSources:
             await self._outbox.collect(self._kinds, self._clock.now())
 
     async def budgets(self) -> None:
-        """Store the thresholds that budgets of keys and organisations have passed."""
+        """Store the thresholds that budgets of keys and organisations have passed: of those that refused a request, and
+        of the next page of all."""
         exhausted = set(self._exhausted)
         if "budget" not in self._kinds or not (self._alone or exhausted):
             return
         now, batch = self._clock.now(), list[Alert]()
-        scopes = [one for one in await budget_scopes(self._owners, now) if self._alone or one.name in exhausted]
+        scopes = list(await self._pages.named(exhausted, now)) if exhausted else []
+        page = await self._pages.next(now) if self._alone else None
+        if page is not None:
+            scopes += [one for one in page.scopes if one.name not in exhausted]
         balances = await self._budgets.balances([scope.name for scope in scopes])
         for scope in scopes:
             batch += budget_alerts(scope, balances[scope.name], scope.name in exhausted, now)
         await self._outbox.store(batch, now)
         self._exhausted.difference_update(exhausted)
+        if page is not None:
+            self._pages.turn(page)
 
 
 class AlertSender:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from gateway.core.money.ledger import Scope, key_scope, org_scope, windows
+from gateway.core.money.ledger import Scope, key_of, key_scope, org_scope, windows
 from gateway.errors import BatonError
 from gateway.service.ports.admin import KeyRow, OrgRow
 from gateway.service.ports.money import Budgets
@@ -20,8 +22,9 @@ from gateway.service.ports.request import Clock
 
 log = logging.getLogger("gateway.figures")
 EVERY_S = 15.0
+BUDGET_STATES = ("set", "near", "spent")
 NEAR_SHARE = 80  # percent of a budget that is spent or held
-SCOPES_MAX = 2_000  # budgets that one reading looks up
+KEYS_MAX = 2_000  # whose budgets one reading looks up
 LABELS: Mapping[str, tuple[str, ...]] = {
     "jobs": ("queued", "running", "done", "refused", "failed", "cancelled"),
     "gradings": ("waiting", "graded", "ungraded"),
@@ -43,7 +46,9 @@ class FigureSource(Protocol):
 class BudgetOwners(Protocol):
     """The owners of budgets. Both calls raise Unavailable."""
 
-    async def key_budgets(self, limit: int) -> Sequence[KeyRow]: ...
+    async def key_budgets(
+        self, limit: int, after: str = "", among: Collection[str] | None = None
+    ) -> Sequence[KeyRow]: ...
     async def org_list(self) -> Sequence[OrgRow]: ...
 
 
@@ -72,7 +77,8 @@ class StoreGauges:
         metrics: FigureMetrics,
     ) -> None:
         self._source = source
-        self._owners = owners
+        self._pages = BudgetPages(owners)
+        self._counted: Counter[str] = Counter()  # of the pages since the first one
         self._budgets = budgets
         self._parts = parts
         self._clock = clock
@@ -100,31 +106,72 @@ class StoreGauges:
                 labelled[name][label] = value
         for name, values in labelled.items():
             self._metrics.figure(name, values)
-        self._metrics.figure("budgets", await self._budget_states())
+        if (states := await self._budget_states()) is not None:
+            self._metrics.figure("budgets", states)
         self._metrics.figures_read(self._clock.now().timestamp())
 
-    async def _budget_states(self) -> Mapping[str, float]:
-        """How many budgets are set, near their end, and spent. A budget counts in each of them that it has reached."""
-        states = {"set": 0.0, "near": 0.0, "spent": 0.0}
-        scopes = await budget_scopes(self._owners, self._clock.now())
-        balances = await self._budgets.balances([scope.name for scope in scopes])
-        for scope in scopes:
+    async def _budget_states(self) -> Mapping[str, float] | None:
+        """How many budgets are set, near their end, and spent. A budget counts in each of them that it has reached.
+        None while there are keys that were not looked at since the last answer."""
+        page = await self._pages.next(self._clock.now())
+        balances = await self._budgets.balances([scope.name for scope in page.scopes])
+        if page.is_first:
+            self._counted.clear()
+        for scope in page.scopes:
             balance = balances[scope.name]
             used, limit = balance.posted_nano + balance.held_nano, scope.limit_nano or 0
-            states["set"] += 1
-            states["near"] += 100 * used >= NEAR_SHARE * limit
-            states["spent"] += used >= limit
-        return states
+            self._counted["set"] += 1
+            self._counted["near"] += 100 * used >= NEAR_SHARE * limit
+            self._counted["spent"] += used >= limit
+        self._pages.turn(page)
+        return {state: float(self._counted[state]) for state in BUDGET_STATES} if page.is_last else None
 
 
-async def budget_scopes(owners: BudgetOwners, now: datetime) -> Sequence[Scope]:
-    """The windows with a limit of keys and organisations that are open, at most SCOPES_MAX. Raises Unavailable."""
-    keys, orgs = await owners.key_budgets(SCOPES_MAX), await owners.org_list()
-    open_: list[tuple[str, KeyRow | OrgRow]] = []
-    open_ += [(key_scope(row.public_id), row) for row in keys]
-    open_ += [(org_scope(org.name), org) for org in orgs if org.closed_at is None]
-    scopes = [scope for life, owner in open_ for scope in _limited(life, owner, now)]
-    return scopes[:SCOPES_MAX]
+@dataclass(frozen=True, slots=True)
+class BudgetPage:
+    """Some of the windows with a limit. `is_first`, `is_last`: of one look at all of them. `key`: the last one of the
+    page."""
+
+    scopes: Sequence[Scope]
+    is_first: bool
+    is_last: bool
+    key: str
+
+
+class BudgetPages:
+    """The windows with a limit of organisations and keys that are open: those of KEYS_MAX keys at a time, and then from
+    the first key again. So one reading costs the same however many keys there are."""
+
+    def __init__(self, owners: BudgetOwners) -> None:
+        self._owners = owners
+        self._after = ""  # the last key of the page before
+
+    async def next(self, now: datetime) -> BudgetPage:
+        """The next page, until `turn`. The first one has the organisations. Raises Unavailable."""
+        keys = await self._owners.key_budgets(KEYS_MAX, self._after)
+        orgs = () if self._after else await self._owners.org_list()
+        is_last = len(keys) < KEYS_MAX
+        scopes = [*_of_keys(keys, now), *_of_orgs(orgs, now)]
+        return BudgetPage(scopes, not self._after, is_last, "" if is_last else keys[-1].public_id)
+
+    def turn(self, page: BudgetPage) -> None:
+        """Go on behind this page, which was read to its end."""
+        self._after = page.key
+
+    async def named(self, names: Collection[str], now: datetime) -> Sequence[Scope]:
+        """Those of these names, at most those of KEYS_MAX keys. Raises Unavailable."""
+        ids = {key for name in names if (key := key_of(name)) is not None}
+        keys = await self._owners.key_budgets(KEYS_MAX, among=ids) if ids else ()
+        orgs = await self._owners.org_list() if len(ids) < len(names) else ()
+        return [scope for scope in (*_of_keys(keys, now), *_of_orgs(orgs, now)) if scope.name in names]
+
+
+def _of_keys(keys: Sequence[KeyRow], now: datetime) -> Iterator[Scope]:
+    return (scope for row in keys for scope in _limited(key_scope(row.public_id), row, now))
+
+
+def _of_orgs(orgs: Sequence[OrgRow], now: datetime) -> Iterator[Scope]:
+    return (scope for org in orgs if org.closed_at is None for scope in _limited(org_scope(org.name), org, now))
 
 
 def _limited(life: str, owner: KeyRow | OrgRow, now: datetime) -> list[Scope]:

@@ -6,7 +6,7 @@ when the store is away.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -119,8 +119,9 @@ class AdminStore(Protocol):
         `text` in their id, name or organisation, in capitals or not. None after a key that does not exist."""
         ...
 
-    async def key_budgets(self, limit: int) -> Sequence[KeyRow]:
-        """Return up to `limit` keys that are not revoked and have a budget, by id."""
+    async def key_budgets(self, limit: int, after: str = "", among: Collection[str] | None = None) -> Sequence[KeyRow]:
+        """Return up to `limit` keys that are not revoked and have a budget, by id: those that follow the id `after`, or
+        of the ids `among` alone."""
         ...
 
     async def key_exists(self) -> bool:
