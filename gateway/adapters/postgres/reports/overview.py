@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Integer, Select, cast, func, literal, select, text
+from sqlalchemy import CTE, ColumnElement, Float, Integer, Select, case, cast, func, literal, select, text
 from sqlalchemy.dialects.postgresql import JSONPATH
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -169,7 +169,7 @@ class PostgresReports:
 
     def _recent(self, since: datetime, until: datetime) -> CTE:
         """The rollouts of a window with their latency, without child loops."""
-        latency_ms = func.extract("epoch", rollouts.c.finished_at - rollouts.c.created_at) * 1000
+        latency_ms = _seconds(rollouts.c.finished_at - rollouts.c.created_at) * 1000
         names = ("id", "created_at", "key_id", "policy_used", "status", "fallback", "capped", "cost_nano")
         query = select(*(rollouts.c[name] for name in names), rollouts.c.overhead_ms, latency_ms.label("latency_ms"))
         query = query.where(rollouts.c.created_at > since, rollouts.c.created_at <= until, rollouts.c.depth == 0)
@@ -183,10 +183,11 @@ class PostgresReports:
         ids = select(rollouts.c.id).where(rollouts.c.id >= first, rollouts.c.id < after).order_by(rollouts.c.id.desc())
         latest = ids.offset(self._rollouts_max - 1).limit(1).scalar_subquery()  # null: the window holds fewer
         within = (steps.c.rollout_id < after, steps.c.rollout_id >= func.coalesce(latest, first))
-        took_ms = func.extract("epoch", steps.c.finished_at - steps.c.started_at) * 1000
+        took_ms = _seconds(steps.c.finished_at - steps.c.started_at) * 1000
         well = steps.c.status == "done"
-        own_tries = func.jsonb_path_query_array(steps.c.attempts, cast(OWN_TRIES, JSONPATH))
-        tried_again = func.greatest(func.jsonb_array_length(own_tries) - 1, 0)
+        tries, own_tries = steps.c.attempts, func.jsonb_path_query_array(steps.c.attempts, cast(OWN_TRIES, JSONPATH))
+        more = func.greatest(func.jsonb_array_length(own_tries) - 1, 0)
+        tried_again = case((func.jsonb_array_length(tries) > 1, more), else_=0)  # a path is dear, and most have one
         calls = func.count().label("calls")
         own = steps.c.child_rollout_id.is_(None)
         query = select(
@@ -203,6 +204,11 @@ class PostgresReports:
 
 
 # ---------------------------------------------------------------- sums over a window
+
+
+def _seconds(interval: ColumnElement[Any]) -> Any:
+    """Seconds as a float; those of `extract` are numeric, and slow to sum and to sort."""
+    return func.date_part("epoch", interval, type_=Float)
 
 
 def _quantile(share: float, value: ColumnElement[Any]) -> Any:
@@ -240,7 +246,7 @@ def _by_key(recent: CTE) -> Select[Any]:
 
 def _series(recent: CTE, since: datetime, window_s: int) -> Select[Any]:
     """The window in `BUCKETS` equal parts, oldest first, without the parts that have no request."""
-    age_s = func.extract("epoch", recent.c.created_at - since)
+    age_s = _seconds(recent.c.created_at - since)
     bucket = func.least(cast(func.floor(age_s * BUCKETS / window_s), Integer), BUCKETS - 1).label("bucket")
     return select(bucket, *_measures(recent)).group_by(bucket).order_by(bucket)
 
