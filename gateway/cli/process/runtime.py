@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol
 
@@ -23,6 +27,9 @@ from gateway.service.admin.pools import Pools
 
 SWITCH_S = 0.0005
 YOUNG_OBJECTS = 10_000
+PAGE_BYTES = 2 * 2**20
+MADV_COLLAPSE = 25
+ANONYMOUS = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw\S+ \S+ \S+ 0\s*(?:\[heap\])?$")  # a line of /proc/PID/maps, proc(5)
 FILES_MAX = 65_536
 EXIT_FORCED = 130
 FORM = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
@@ -46,6 +53,23 @@ def tune_garbage() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 20, 20)
+
+
+def tune_pages() -> int:
+    """Ask Linux for pages of 2 MiB under the memory in use (madvise(2), MADV_COLLAPSE, Linux 6.1); return how many it
+    gave, 0 where it gives none. A request touches thousands of objects all over that memory, and each page of 4 KiB is
+    an address to translate: in a virtual machine twice. Call it once everything is loaded."""
+    pages = 0
+    with suppress(OSError, AttributeError, ValueError):  # not Linux
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        for line in Path("/proc/self/maps").read_text(encoding="ascii").splitlines():
+            if (match := ANONYMOUS.match(line)) is not None:
+                begin, end = (int(part, 16) for part in match.groups())
+                first = -(-begin // PAGE_BYTES) * PAGE_BYTES
+                blocks = range(first, end - PAGE_BYTES + 1, PAGE_BYTES)
+                pages += sum(madvise(block, PAGE_BYTES, MADV_COLLAPSE) == 0 for block in blocks)
+    return pages
 
 
 def raise_files_limit() -> int:

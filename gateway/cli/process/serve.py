@@ -124,6 +124,7 @@ class _Run:
                 "pool_file": str(services.pool_file),
             }
             runtime.tune_garbage()
+            await asyncio.to_thread(runtime.tune_pages)
             data.write(FACTS, facts)
             if settings.jobs_worker and find_spec("policy") is not None:
                 await stack.run(EmbeddedWorker(data.path, write_settings(settings, data, services.database_url)))

@@ -55,6 +55,7 @@ class _Run:
         await public.open()
         await private.open()
         runtime.tune_garbage()
+        await asyncio.to_thread(runtime.tune_pages)
         (settings.data_dir / PORT_FILE).write_text(str(sock.getsockname()[1]))
         try:
             await self._hangups.serve(bundle.admin_parts.pools)

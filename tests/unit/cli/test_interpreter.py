@@ -32,3 +32,44 @@ def test_garbage_collection_skips_loaded_objects_and_finds_later_ones() -> None:
     ring.append(ring)
     del ring
     assert gc.collect() >= 1
+
+
+class Libc:
+    """Records what is asked of madvise(2), and refuses every second block."""
+
+    def __init__(self, _: object) -> None:
+        self.asked: list[tuple[int, int, int]] = []
+        self.argtypes: object = None
+
+    @property
+    def madvise(self) -> Libc:
+        return self
+
+    def __call__(self, address: int, size: int, advice: int) -> int:
+        self.asked.append((address, size, advice))
+        return -(len(self.asked) % 2)
+
+
+def test_whole_blocks_of_anonymous_memory_get_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = Libc(None)
+    monkeypatch.setattr("gateway.cli.process.runtime.ctypes.CDLL", lambda _: libc)
+    kept = [{n: n} for n in range(200_000)]  # some 50 MiB
+    assert runtime.tune_pages() == len(libc.asked) // 2 > 10
+    assert {(address % runtime.PAGE_BYTES, size, advice) for address, size, advice in libc.asked} == {
+        (0, runtime.PAGE_BYTES, runtime.MADV_COLLAPSE)
+    }
+    assert any(0 <= id(kept[100_000]) - address < size for address, size, _ in libc.asked)
+
+
+def test_a_system_without_large_pages_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr("gateway.cli.process.runtime.ctypes.CDLL", missing)
+    assert runtime.tune_pages() == 0
+
+
+def test_a_process_lives_on_with_what_its_system_gives() -> None:
+    kept = [{n: n} for n in range(200_000)]
+    assert runtime.tune_pages() >= 0
+    assert sum(one[n] for n, one in enumerate(kept)) == sum(range(200_000))
