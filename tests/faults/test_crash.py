@@ -21,7 +21,7 @@ POLL_S = 0.25  # a balancer's look at /readyz
 
 
 @pytest.mark.sized
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(sized(ci=900, long=3600))
 async def test_f1_a_gateway_killed_anywhere_loses_doubles_and_overspends_nothing(here: Site) -> None:
     """Each start recovers what the kill before left, and is itself killed at the next point: under load, or already
     while it recovers, before it listens."""

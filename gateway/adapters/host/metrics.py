@@ -117,9 +117,7 @@ class PrometheusMetrics:
     def _declare_stores(self, version: str) -> None:
         self._figures = {
             "budgets": self._gauge(
-                "budgets",
-                "Budgets of keys and organisations: set, near (80 % gone) or spent; 2,000 keys a reading",
-                "state",
+                "budgets", "Budgets of keys and organisations, 2,000 keys a reading: set, near (80 %) or spent", "state"
             ),
             "holds": self._gauge("holds_open", "Holds in the ledger that are not settled yet"),
             "held_usd": self._gauge("held_usd", "Dollars under those holds"),
