@@ -25,6 +25,7 @@ from gateway.service.admin.keys import KeyAdmin
 from gateway.wiring.build import Bundle, build
 from tests.redis_server import RedisServer
 from tests.upstreams.server import Reply, Request, Server, event, event_stream, json_reply
+from tests.waiting import wait_until
 
 PEPPER = b"pepper-for-tests-0123456789"
 PROVIDER_KEY = "provider-key-5e1f0c2b9a"
@@ -97,11 +98,25 @@ class Gateway:
         self.given = settings
         self.upstream = Upstream()
         self.loop = asyncio.new_event_loop()
+        self.ended: BaseException | None = None  # what ended the loop before its time
         self.public = self.admin = ""
         self.bundle: Bundle | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+        """Carry `work` out in the loop, within a minute. Raises RuntimeError where the loop has ended."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        wait_until(lambda: future.done() or not self.loop.is_running(), 60)
+        if not future.done():
+            raise RuntimeError(f"the gateway's loop has ended: {self.ended!r}")
+        return future.result()
+
+    def serve(self) -> None:
+        """Run the loop until it is stopped."""
+        try:
+            self.loop.run_forever()
+        except BaseException as error:  # boundary: whoever waits for the loop is told
+            self.ended = error
+            raise
 
     def key(self, key_class: str = "data", **fields: Any) -> tuple[str, str]:
         """(public id, secret) of a new key."""
@@ -167,8 +182,9 @@ class Gateway:
 @contextmanager
 def running(gateway: Gateway) -> Iterator[Gateway]:
     """The gateway, up in its thread, and down afterwards."""
-    thread = threading.Thread(target=gateway.loop.run_forever, name="gateway", daemon=True)
+    thread = threading.Thread(target=gateway.serve, name="gateway", daemon=True)
     thread.start()
+    wait_until(gateway.loop.is_running)
     gateway.run(gateway.up())
     try:
         yield gateway
