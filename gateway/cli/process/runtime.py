@@ -12,8 +12,8 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ SWITCH_S = 0.0005
 YOUNG_OBJECTS = 10_000
 PAGE_BYTES = 2 * 2**20
 MADV_COLLAPSE = 25
+PAGES_AFTER_S = 10.0
 ANONYMOUS = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw\S+ \S+ \S+ 0\s*(?:\[heap\])?$")  # a line of /proc/PID/maps, proc(5)
 FILES_MAX = 65_536
 EXIT_FORCED = 130
@@ -58,7 +59,7 @@ def tune_garbage() -> None:
 def tune_pages() -> int:
     """Ask Linux for pages of 2 MiB under the memory in use (madvise(2), MADV_COLLAPSE, Linux 6.1); return how many it
     gave, 0 where it gives none. A request touches thousands of objects all over that memory, and each page of 4 KiB is
-    an address to translate: in a virtual machine twice. Call it once everything is loaded."""
+    an address to translate: in a virtual machine twice."""
     pages = 0
     with suppress(OSError, AttributeError, ValueError):  # not Linux
         madvise = ctypes.CDLL(None).madvise
@@ -70,6 +71,22 @@ def tune_pages() -> int:
                 blocks = range(first, end - PAGE_BYTES + 1, PAGE_BYTES)
                 pages += sum(madvise(block, PAGE_BYTES, MADV_COLLAPSE) == 0 for block in blocks)
     return pages
+
+
+@contextmanager
+def large_pages(after_s: float = PAGES_AFTER_S) -> Iterator[None]:
+    """`tune_pages` in a thread, in the block and after that time: the first requests have been served then, and the
+    start waits for nothing."""
+
+    async def later() -> None:
+        await asyncio.sleep(after_s)
+        log.debug("%d pages of 2 MiB", await asyncio.to_thread(tune_pages))
+
+    task = asyncio.create_task(later(), name="large pages")
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 def raise_files_limit() -> int:

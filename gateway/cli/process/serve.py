@@ -124,14 +124,14 @@ class _Run:
                 "pool_file": str(services.pool_file),
             }
             runtime.tune_garbage()
-            await asyncio.to_thread(runtime.tune_pages)
             data.write(FACTS, facts)
             if settings.jobs_worker and find_spec("policy") is not None:
                 await stack.run(EmbeddedWorker(data.path, write_settings(settings, data, services.database_url)))
             took_s, simulated = time.monotonic() - self._began_s, settings.pool is None
             shown = keys.new and settings.show_keys
             _say(banner(facts, data.path, new=shown, took_s=took_s, simulated=simulated))
-            await self._hangups.serve(bundle.admin_parts.pools)  # until another signal cancels it
+            with runtime.large_pages():
+                await self._hangups.serve(bundle.admin_parts.pools)  # until another signal cancels it
         finally:
             await self._drain(bundle, public, admin)
 

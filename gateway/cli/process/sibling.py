@@ -55,10 +55,10 @@ class _Run:
         await public.open()
         await private.open()
         runtime.tune_garbage()
-        await asyncio.to_thread(runtime.tune_pages)
         (settings.data_dir / PORT_FILE).write_text(str(sock.getsockname()[1]))
         try:
-            await self._hangups.serve(bundle.admin_parts.pools)
+            with runtime.large_pages():
+                await self._hangups.serve(bundle.admin_parts.pools)
         finally:
             bundle.drain()
             await asyncio.sleep(self.lame_duck_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.cli.process import runtime
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +69,21 @@ def test_a_system_without_large_pages_gives_none(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("gateway.cli.process.runtime.ctypes.CDLL", missing)
     assert runtime.tune_pages() == 0
+
+
+async def test_pages_are_asked_for_once_requests_were_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+
+    def tune_pages() -> int:
+        asked.append("once")
+        return 1
+
+    monkeypatch.setattr(runtime, "tune_pages", tune_pages)
+    with runtime.large_pages(3600.0):
+        await asyncio.sleep(0)
+    with runtime.large_pages(0.0):
+        await until(lambda: asked)
+    assert asked == ["once"]
 
 
 def test_a_process_lives_on_with_what_its_system_gives() -> None:
