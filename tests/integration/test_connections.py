@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import InternalError
 
-from gateway.adapters.postgres.database import LOOKUPS_MAX, sync_engine
+from gateway.adapters.postgres import database
+from gateway.adapters.postgres.database import LOOKUPS_MAX, async_engine, sync_engine, transaction
 from gateway.adapters.postgres.reports.overview import REPORTS_MAX
+from gateway.errors import Unavailable
 from tests.redis_server import RedisServer
 from tests.security.gateway import PROVIDER_KEY, Gateway, ask, running
 from tests.waiting import BOUND_S, wait_until
@@ -103,3 +106,50 @@ def test_a_process_has_no_more_connections_than_its_settings_and_six(gateway: Ga
     allowed = REQUESTS_MAX + BACKGROUND_MAX + LOOKUPS_MAX + SHIPPER + CLAIM
     # A statement that was cancelled ends its connection, which the server may count for a while beside the next one.
     wait_until(lambda: connections(gateway.database_url) <= allowed)
+
+
+def test_a_transaction_whose_client_was_cut_off_gives_its_locks_back(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "IDLE_S", 0.2)
+    first, again = (sync_engine(database_url, may_rest=False) for _ in range(2))
+    new = text("INSERT INTO dead_letters (digest, record, error) VALUES ('one record', '', 'x')")
+    try:
+        with first.connect() as cut_off:
+            cut_off.execute(new)  # and no commit comes
+            with again.begin() as connection:  # as a shipper does that was started anew
+                connection.execute(new)
+            with pytest.raises(InternalError):
+                cut_off.commit()
+    finally:
+        first.dispose()
+        again.dispose()
+
+
+async def test_a_process_that_was_stalled_in_a_transaction_is_told_so(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "IDLE_S", 0.05)
+    engine = async_engine(database_url)
+
+    async def stalled() -> None:
+        async with transaction(engine) as connection:
+            await connection.execute(text("SELECT 1"))
+            time.sleep(0.5)  # noqa: ASYNC251 - the event loop stands still
+            await connection.execute(text("SELECT 1"))
+
+    try:
+        with pytest.raises(Unavailable, match="IdleInTransactionSessionTimeout"):
+            await stalled()
+        async with transaction(engine) as connection:
+            assert await connection.scalar(text("SELECT 1")) == 1
+    finally:
+        await engine.dispose()
+
+
+def test_a_transaction_of_training_may_rest(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "IDLE_S", 0.05)
+    engine = sync_engine(database_url)
+    with engine.begin() as connection:
+        assert connection.scalar(text("SHOW idle_in_transaction_session_timeout")) == "0"
+    engine.dispose()

@@ -116,7 +116,7 @@ def _reply(batches: Batches, order: Mapping[str, Any]) -> bytes:
 
 
 def _batches(settings: Mapping[str, Any]) -> Batches:
-    engine = sync_engine(settings["database_url"], connect_timeout_s=settings["connect_s"])
+    engine = sync_engine(settings["database_url"], connect_timeout_s=settings["connect_s"], may_rest=False)
     writer = LogWriter(engine, _embedding(settings["embedder"]))
     return Batches(Path(settings["directory"]), writer, BatchSize(settings["records"]))
 

@@ -22,10 +22,11 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 from psycopg.adapt import Dumper
+from psycopg.errors import IdleInTransactionSessionTimeout
 from psycopg.pq import Format, TransactionStatus
 from sqlalchemy import URL, Engine, Select, TextClause, create_engine, make_url, text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -33,6 +34,7 @@ from gateway.errors import ConfigError, Unavailable
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.M)
 KEEPALIVE = {"tcp_keepalives_idle": 15, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 3}
+IDLE_S = 60.0  # a transaction that rests longer is rolled back: its client was cut off, and its locks stop others
 LOOKUPS_MAX = 4  # connections of one process, beside those of requests
 ABSENT_S, PRESENT_S = 2.0, 60.0  # how long a look at what there is counts
 ABSENCES_MAX = 10_000
@@ -62,7 +64,19 @@ def driver_url(database_url: str) -> URL:
     return url.set(drivername="postgresql+psycopg")
 
 
-def _options(connect_timeout_s: float, statement_timeout_s: float, pool_size: int, pool_timeout_s: float) -> Any:
+def _options(
+    connect_timeout_s: float,
+    statement_timeout_s: float,
+    pool_size: int,
+    pool_timeout_s: float,
+    *,
+    may_rest: bool = False,
+) -> Any:
+    """`may_rest`: whether a transaction may rest for longer than IDLE_S between two statements."""
+    bounds = {"statement_timeout": statement_timeout_s}
+    if not may_rest:
+        bounds["idle_in_transaction_session_timeout"] = IDLE_S
+    bounded = " ".join(f"-c {name}={round(seconds * 1000)}" for name, seconds in bounds.items())
     return {
         "pool_size": pool_size,
         "max_overflow": 0,
@@ -72,7 +86,7 @@ def _options(connect_timeout_s: float, statement_timeout_s: float, pool_size: in
         "hide_parameters": True,  # an error text must not carry a client's prompt into a log line
         "connect_args": {
             "connect_timeout": max(2, round(connect_timeout_s)),  # libpq's own least is 2 s
-            "options": f"-c statement_timeout={round(statement_timeout_s * 1000)} -c timezone=UTC",
+            "options": f"{bounded} -c timezone=UTC",
             "application_name": "baton",
         },
     }
@@ -113,9 +127,11 @@ def sync_engine(
     pool_timeout_s: float = 2.0,
     connect_timeout_s: float = 2.0,
     statement_timeout_s: float = 30.0,
+    may_rest: bool = True,
 ) -> Engine:
-    """An engine for long statements in a thread of their own: the shipper's and the migrations'."""
-    options = _options(connect_timeout_s, statement_timeout_s, pool_size, pool_timeout_s)
+    """An engine for long statements in a thread of their own: the shipper's, the migrations', those of training.
+    `may_rest`: whether a transaction may rest for longer than IDLE_S between two statements."""
+    options = _options(connect_timeout_s, statement_timeout_s, pool_size, pool_timeout_s, may_rest=may_rest)
     return create_engine(driver_url(database_url), **options)
 
 
@@ -147,7 +163,7 @@ class Connections:
             requests=async_engine(database_url, pool_size=requests_max, **limits),
             lookups=lookup_engine(database_url, **limits),
             background=async_engine(database_url, pool_size=background_max, **limits),
-            shipping=sync_engine(database_url, connect_timeout_s=connect_timeout_s),
+            shipping=sync_engine(database_url, connect_timeout_s=connect_timeout_s, may_rest=False),
         )
 
     async def close(self) -> None:
@@ -346,6 +362,10 @@ async def transaction(
             yield connection
     except _AWAY as error:
         raise _unavailable(error) from error
+    except InternalError as error:
+        if isinstance(error.orig, IdleInTransactionSessionTimeout):  # this process was stalled for IDLE_S
+            raise _unavailable(error) from error
+        raise
 
 
 def _unavailable(error: Exception) -> Unavailable:
