@@ -98,7 +98,7 @@ class Gateway:
         self.given = settings
         self.upstream = Upstream()
         self.loop = asyncio.new_event_loop()
-        self.ended: BaseException | None = None  # what ended the loop before its time
+        self.failure: BaseException | None = None  # what ended the loop before its time
         self.public = self.admin = ""
         self.bundle: Bundle | None = None
 
@@ -107,7 +107,7 @@ class Gateway:
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         wait_until(lambda: future.done() or not self.loop.is_running(), 60)
         if not future.done():
-            raise RuntimeError(f"the gateway's loop has ended: {self.ended!r}")
+            raise RuntimeError(f"the gateway's loop has ended: {self.failure!r}")
         return future.result()
 
     def serve(self) -> None:
@@ -115,7 +115,7 @@ class Gateway:
         try:
             self.loop.run_forever()
         except BaseException as error:  # boundary: whoever waits for the loop is told
-            self.ended = error
+            self.failure = error
             raise
 
     def key(self, key_class: str = "data", **fields: Any) -> tuple[str, str]:

@@ -76,7 +76,7 @@ def _options(
     bounds = {"statement_timeout": statement_timeout_s}
     if not may_rest:
         bounds["idle_in_transaction_session_timeout"] = IDLE_S
-    bounded = " ".join(f"-c {name}={round(seconds * 1000)}" for name, seconds in bounds.items())
+    settings = " ".join(f"-c {name}={round(seconds * 1000)}" for name, seconds in bounds.items())
     return {
         "pool_size": pool_size,
         "max_overflow": 0,
@@ -86,7 +86,7 @@ def _options(
         "hide_parameters": True,  # an error text must not carry a client's prompt into a log line
         "connect_args": {
             "connect_timeout": max(2, round(connect_timeout_s)),  # libpq's own least is 2 s
-            "options": f"{bounded} -c timezone=UTC",
+            "options": f"{settings} -c timezone=UTC",
             "application_name": "baton",
         },
     }

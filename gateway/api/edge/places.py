@@ -54,12 +54,12 @@ class RequestPlaces:
         self._spending_max = spending_max
         self._abandoned = abandoned
         self._shared = shared
-        self._promised = 0  # places that requests of this turn of the event loop are about to take
+        self._promises = 0  # places that requests of this turn of the event loop are about to take
         self._sending: Counter[str] = Counter()  # bodies under way, by key
 
     def full(self, *, spends: bool) -> bool:
         """Whether no further request of this kind can be served now."""
-        if spends and (self._all_spending() + self._promised >= self._spending_max or self.slots.is_behind()):
+        if spends and (self._all_spending() + self._promises >= self._spending_max or self.slots.is_behind()):
             return True
         return self.served >= self.served_max or self.open >= self.open_max
 
@@ -67,12 +67,12 @@ class RequestPlaces:
         """Count a request that may spend money as if it had its place, until the requests that came in this turn of the
         event loop have taken theirs. Else all that come while one place is free pass, and all but one are refused only
         after they were parsed and their key was looked up."""
-        if not self._promised:
+        if not self._promises:
             asyncio.get_running_loop().call_soon(self._forget_promises)
-        self._promised += 1
+        self._promises += 1
 
     def _forget_promises(self) -> None:
-        self._promised = 0
+        self._promises = 0
 
     def spend(self) -> bool:
         """Count one more request that may spend money; False, and not counted, where that is one too many. Only

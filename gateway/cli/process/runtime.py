@@ -64,7 +64,7 @@ def tune_pages() -> int:
     with suppress(OSError, AttributeError, ValueError):  # not Linux
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        for line in Path("/proc/self/maps").read_text(encoding="ascii").splitlines():
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
             if (match := ANONYMOUS.match(line)) is not None:
                 begin, end = (int(part, 16) for part in match.groups())
                 first = -(-begin // PAGE_BYTES) * PAGE_BYTES

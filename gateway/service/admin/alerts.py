@@ -118,7 +118,7 @@ class AlertSources:
         if "budget" not in self._kinds or not (self._alone or exhausted):
             return
         now, batch = self._clock.now(), list[Alert]()
-        scopes = list(await self._pages.named(exhausted, now)) if exhausted else []
+        scopes = list(await self._pages.by_name(exhausted, now)) if exhausted else []
         page = await self._pages.next(now) if self._alone else None
         if page is not None:
             scopes += [one for one in page.scopes if one.name not in exhausted]

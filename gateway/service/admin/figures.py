@@ -78,7 +78,7 @@ class StoreGauges:
     ) -> None:
         self._source = source
         self._pages = BudgetPages(owners)
-        self._counted: Counter[str] = Counter()  # of the pages since the first one
+        self._counts: Counter[str] = Counter()  # of the pages since the first one
         self._budgets = budgets
         self._parts = parts
         self._clock = clock
@@ -116,15 +116,15 @@ class StoreGauges:
         page = await self._pages.next(self._clock.now())
         balances = await self._budgets.balances([scope.name for scope in page.scopes])
         if page.is_first:
-            self._counted.clear()
+            self._counts.clear()
         for scope in page.scopes:
             balance = balances[scope.name]
             used, limit = balance.posted_nano + balance.held_nano, scope.limit_nano or 0
-            self._counted["set"] += 1
-            self._counted["near"] += 100 * used >= NEAR_SHARE * limit
-            self._counted["spent"] += used >= limit
+            self._counts["set"] += 1
+            self._counts["near"] += 100 * used >= NEAR_SHARE * limit
+            self._counts["spent"] += used >= limit
         self._pages.turn(page)
-        return {state: float(self._counted[state]) for state in BUDGET_STATES} if page.is_last else None
+        return {state: float(self._counts[state]) for state in BUDGET_STATES} if page.is_last else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ class BudgetPages:
         """Go on behind this page, which was read to its end."""
         self._after = page.key
 
-    async def named(self, names: Collection[str], now: datetime) -> Sequence[Scope]:
-        """Those of these names, at most those of KEYS_MAX keys. Raises Unavailable."""
+    async def by_name(self, names: Collection[str], now: datetime) -> Sequence[Scope]:
+        """The windows of these names, at most those of KEYS_MAX keys. Raises Unavailable."""
         ids = {key for name in names if (key := key_of(name)) is not None}
         keys = await self._owners.key_budgets(KEYS_MAX, among=ids) if ids else ()
         orgs = await self._owners.org_list() if len(ids) < len(names) else ()

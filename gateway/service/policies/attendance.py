@@ -57,7 +57,7 @@ class Attendance:
 
     async def beat(self) -> None:
         """Write one heartbeat. Raises Unavailable."""
-        await self._gateways.attend(self._own())
+        await self._gateways.attend(self._holder())
 
     async def share(self) -> None:
         """Share the weights that are held here, unless that was done less than SHARED_S ago. Raises Unavailable."""
@@ -72,7 +72,7 @@ class Attendance:
         """The gateways that run, this one as it stands now and the others as of their last heartbeats. Raises
         Unavailable."""
         seen = [one for one in await self._gateways.attending(SEEN_S) if one.id != self._gateway]
-        return sorted([self._own(), *seen], key=lambda one: (one.host, one.id))
+        return sorted([self._holder(), *seen], key=lambda one: (one.host, one.id))
 
     async def everywhere(self, version: str) -> None:
         """Wait until every other running gateway can serve the version. Raises Conflict(gateways_lack), which names
@@ -90,7 +90,7 @@ class Attendance:
         with suppress(BatonError):
             await self._gateways.leave(self._gateway)
 
-    def _own(self) -> Holder:
+    def _holder(self) -> Holder:
         return Holder(self._gateway, self._host, self._versions.report())
 
     async def _lacking(self, version: str) -> list[Holder]:

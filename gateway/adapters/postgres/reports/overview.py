@@ -181,8 +181,8 @@ class PostgresReports:
         need not be read."""
         first, after = (literal(books.id_of(at + STEP), rollouts.c.id.type) for at in (since, until))
         ids = select(rollouts.c.id).where(rollouts.c.id >= first, rollouts.c.id < after).order_by(rollouts.c.id.desc())
-        latest = ids.offset(self._rollouts_max - 1).limit(1).scalar_subquery()  # null: the window holds fewer
-        within = (steps.c.rollout_id < after, steps.c.rollout_id >= func.coalesce(latest, first))
+        cut = ids.offset(self._rollouts_max - 1).limit(1).scalar_subquery()  # null: the window holds fewer
+        within = (steps.c.rollout_id < after, steps.c.rollout_id >= func.coalesce(cut, first))
         took_ms = _seconds(steps.c.finished_at - steps.c.started_at) * 1000
         well = steps.c.status == "done"
         tries, own_tries = steps.c.attempts, func.jsonb_path_query_array(steps.c.attempts, cast(OWN_TRIES, JSONPATH))
