@@ -78,8 +78,8 @@ class FaultProxy:
     def cut(self) -> None:
         """Reset every open connection."""
         for link in list(self._links):
-            _reset(link.client)
-            _reset(link.server)
+            reset(link.client)
+            reset(link.server)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving = asyncio.create_task(self._accept(reader, writer))
@@ -88,7 +88,7 @@ class FaultProxy:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refuse:
-            _reset(writer)
+            reset(writer)
             await closed(writer)
             return
         try:
@@ -97,7 +97,7 @@ class FaultProxy:
             else:
                 theirs, ours = await asyncio.open_connection(*self.target)
         except OSError:
-            _reset(writer)
+            reset(writer)
             await closed(writer)
             return
         link = _Link(writer, ours)
@@ -116,7 +116,7 @@ class FaultProxy:
     async def _pump(
         self, link: _Link, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        with suppress(ConnectionError, OSError):
+        try:
             while piece := await reader.read(CHUNK_BYTES):
                 toxics: Toxics = getattr(self, direction)
                 if toxics.reset_on is not None and toxics.reset_on in piece:
@@ -125,10 +125,17 @@ class FaultProxy:
                 if toxics.half_close:
                     break
                 await self._through(link, direction, piece, toxics, writer)
-            while getattr(self, direction).black_hole:  # the end falls in too
-                await asyncio.sleep(0.02)
+            await self._out_of_the_hole(direction)
             if writer.can_write_eof():
                 writer.write_eof()
+        except OSError:  # a reset passes on, as on a wire
+            await self._out_of_the_hole(direction)
+            self.cut_one(link)
+
+    async def _out_of_the_hole(self, direction: str) -> None:
+        """The end of a connection falls into a black hole, too."""
+        while getattr(self, direction).black_hole:
+            await asyncio.sleep(0.02)
 
     async def _through(
         self, link: _Link, direction: str, piece: bytes, toxics: Toxics, writer: asyncio.StreamWriter
@@ -157,8 +164,8 @@ class FaultProxy:
 
     def cut_one(self, link: _Link) -> None:
         """Reset both ends of one connection."""
-        _reset(link.client)
-        _reset(link.server)
+        reset(link.client)
+        reset(link.server)
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
@@ -168,7 +175,7 @@ async def closed(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
+def reset(writer: asyncio.StreamWriter) -> None:
     """Close with RST, as a crashed host's successor does."""
     sock = writer.get_extra_info("socket")
     if sock is not None and sock.family != socket.AF_UNIX and sock.fileno() >= 0:

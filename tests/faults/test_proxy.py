@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.faults.proxy import FaultProxy, Toxics, closed
+from tests.faults.proxy import FaultProxy, Toxics, closed, reset
 from tests.waiting import BOUND_S
 
 
@@ -93,3 +93,27 @@ async def test_half_closed_and_refused(proxy: FaultProxy) -> None:
     proxy.heal()
     proxy.refuse = True
     assert (await read(proxy, b"hello"))[1] == "reset"
+
+
+async def test_a_reset_of_the_client_reaches_the_server() -> None:
+    """Else a server holds what a process that was killed has left: PostgreSQL its transactions and their locks."""
+    came, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait_for_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await reader.read(1000):
+                came.set()
+        except ConnectionError:
+            pass
+        finally:
+            ended.set()
+            await closed(writer)
+
+    server = await asyncio.start_server(wait_for_the_end, "127.0.0.1", 0)
+    async with FaultProxy(server.sockets[0].getsockname()[:2]) as proxy:
+        _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"begin")
+        await asyncio.wait_for(came.wait(), BOUND_S)
+        reset(writer)
+        await asyncio.wait_for(ended.wait(), BOUND_S)
+    server.close()
