@@ -34,6 +34,7 @@ from policy.train.step.rows import TrainingRow
 from policy.train.weights.small import Weights, trainable
 
 METRICS_FILE = "metrics.jsonl"
+GIB = 1 << 30
 T = TypeVar("T")
 Say = Callable[[str], None]
 Figures = Mapping[str, float]
@@ -56,6 +57,11 @@ async def unless_stopped(work: Awaitable[T], stop: asyncio.Event) -> T:
         for task in (working, stopping):
             task.cancel()
         await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+def _device_memory(device: torch.device) -> dict[str, Value]:
+    """The most that this process has held on its GPU, in GiB; empty on a processor."""
+    return {"device_gib": torch.cuda.max_memory_allocated(device) / GIB} if device.type == "cuda" else {}
 
 
 @dataclass(slots=True)
@@ -138,6 +144,7 @@ class Trainer:
             "lr": self.settings.rate(step),
             "spent_usd": metrics.usd(self.spend.spent_nano),
             "update_s": time.perf_counter() - began_s,
+            **_device_memory(self.weights.device),
         }
 
     def _reference(self) -> Weights:
