@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from policy.train.step.optimizer import MasterAdamW  # noqa: E402
+from policy.train.weights import tree  # noqa: E402
 from policy.train.weights.large import LargeWeights  # noqa: E402
 from policy.train.weights.lora import adapt  # noqa: E402
 from policy.train.weights.prefixes import Prefixes, common  # noqa: E402
@@ -213,3 +214,19 @@ def test_the_head_computes_in_float32_where_the_body_does_not() -> None:
     head = weights.model.get_output_embeddings().weight
     assert torch.allclose(weights.logits(states), states.float() @ head.float().T, atol=1e-5)
     assert all(one is not None for one in gradients(weights).values())
+
+
+@pytest.mark.parametrize(("share", "off"), [(2e-4, ""), (0.02, "off behind a shared prompt")])
+def test_rounding_of_a_gpu_is_no_reason_to_read_prompts_anew(
+    share: float, off: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = LargeWeights._tree_states
+    monkeypatch.setattr(LargeWeights, "_tree_states", lambda *given: exact(*given) * (1 + share))
+    why = LargeWeights(model_of("llama"), VOCAB, 2048).unshared
+    assert off in why if off else not why
+
+
+def test_a_model_that_ignores_the_mask_reads_prompts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = tree.visible
+    monkeypatch.setattr(tree, "visible", lambda held, new: exact(torch.zeros_like(held), torch.zeros_like(new)))
+    assert "off behind a shared prompt" in LargeWeights(model_of("llama"), VOCAB, 2048).unshared

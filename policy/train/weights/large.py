@@ -23,7 +23,9 @@ from policy.train.weights.tree import TRUNK, Columns, Layout, Stretch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CHECK_PROMPT, CHECK_PLANS = (1, 2, 3, 4, 5), ((6, 7, 8), (9, 10))
-CHECK_MAX = {torch.float32: 1e-3, torch.bfloat16: 0.5}  # largest difference of a logit between the two ways
+# largest difference of a logit between the two ways, as a share of the largest logit: a GPU's kernels round otherwise
+# for another shape (SmolLM2 in float32 on an H200: 1.2e-3 of some 30)
+CHECK_MAX = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 MESSAGE_CHARS_MAX = 200
 COMMON_MIN = 32  # tokens that several prompts begin with, from which on they are read for all at once
 
@@ -150,13 +152,13 @@ class LargeWeights:
             with torch.no_grad():
                 given = [CHECK_PROMPT], [0, 0], CHECK_PLANS
                 apart = self.logits(unshared.states(self.body, self.device, *given))
-                off = float((self.logits(self._tree_states(*given)) - apart).abs().max())
+                off = float((self.logits(self._tree_states(*given)) - apart).abs().max() / apart.abs().max())
         except Exception as error:  # boundary: a model that takes no such mask raises anything
             return f"it takes no mask of four dimensions ({repr(error)[:MESSAGE_CHARS_MAX]})"
         return (
             ""
             if off <= CHECK_MAX[next(self.model.parameters()).dtype]
-            else f"its logits are {off:.2g} off behind a shared prompt"
+            else f"its logits are {off:.1%} off behind a shared prompt"
         )
 
 
