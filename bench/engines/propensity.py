@@ -135,7 +135,8 @@ def faults(base: Path, texts: int) -> dict[str, Any]:
 
 
 async def self_test(engine: FaultyEngine, base: Path, adapter: Path, number: int) -> tuple[str, float]:
-    """(why the load of the adapter is refused, empty where it is not; the largest |Δ log-prob| that was found)."""
+    """(why the load of the adapter is refused, empty where it is not; the probe's mean |Δ log-prob|, or the largest of
+    what was sampled, whichever is more)."""
     write_probe(base, adapter, number)
     api = _WatchedApi("http://vllm", client=engine.client())
     try:
@@ -171,9 +172,12 @@ class _WatchedApi(EngineApi):
         self.drifts: list[float] = []
 
     async def drift(self, model: str, probe: Mapping[str, Any]) -> float:
-        drift = await super().drift(model, probe)
-        self.drifts.append(drift)
-        return drift
+        self.drifts.append(await super().drift(model, probe))
+        return self.drifts[-1]
+
+    async def sampled_drift(self, model: str, probe: Mapping[str, Any]) -> float:
+        self.drifts.append(await super().sampled_drift(model, probe))
+        return self.drifts[-1]
 
 
 def _question(number: int) -> str:

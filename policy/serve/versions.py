@@ -114,7 +114,7 @@ class Versions:
         if drift > self._drift_max:
             raise VersionRefused(
                 "probe",
-                f"{directory}: the probe's log-probs are off by up to {drift:.4g} (at most {self._drift_max:g}): "
+                f"{directory}: the probe's log-probs are {drift:.4g} nats off on average (at most {self._drift_max:g}): "
                 "these are not the weights it was made with, or not on this base; publish it again",
             )
         _return_memory()
@@ -157,7 +157,7 @@ def _warm_up(engine: Engine) -> None:
 
 
 def _drift(engine: Engine, policy: SealedPolicy) -> float:
-    """Largest |Δ log-prob| of the probe's tokens, in nats. Without a probe: 0 where any sequence gets numbers. Raises
+    """Mean |Δ log-prob| of the probe's tokens, in nats. Without a probe: 0 where any sequence gets numbers. Raises
     VersionRefused(engine) for a probe that cannot be scored."""
     probe = policy.manifest.probe
     if not probe:
@@ -172,4 +172,4 @@ def _drift(engine: Engine, policy: SealedPolicy) -> float:
         off = [abs(ours - float(theirs)) for ours, theirs in zip(logprobs, expected, strict=True)]
     except (KeyError, TypeError, ValueError) as error:
         raise VersionRefused("engine", f"{policy.directory}: no usable probe ({error!r}); {FIX}") from error
-    return max(off) if all(map(math.isfinite, off)) else math.inf
+    return sum(off) / len(off) if all(map(math.isfinite, off)) else math.inf

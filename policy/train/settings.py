@@ -116,7 +116,7 @@ class Settings(BaseModel):
     )
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
     rollout_drift_max: float = Field(
-        0.05, gt=0, description="--rollouts: nats that vLLM's log-probs may be off the trainer's (float32: below .001)"
+        0.05, gt=0, description="--rollouts: nats that vLLM may be off the trainer, as docs/swap.md measures it"
     )
     threads: int = Field(1, ge=1, le=256, description="Of torch; another number rounds differently")
     lora_rank: int = Field(0, ge=0, le=512, description="0: all weights are trained (2106.09685)")

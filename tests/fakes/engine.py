@@ -110,4 +110,4 @@ def _drift(files: PolicyFiles, probe: Mapping[str, Any]) -> float:
         return 0.0
     found = fake_logprobs(files.manifest.weights_sha256, probe["token_ids"])
     off = [abs(ours - theirs) for ours, theirs in zip(found, probe["logprobs"], strict=True)]
-    return max(off) if all(map(math.isfinite, off)) else math.inf
+    return sum(off) / len(off) if all(map(math.isfinite, off)) else math.inf

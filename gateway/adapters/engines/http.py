@@ -128,7 +128,13 @@ class EngineApi:
         """`ports.PolicyEngine.probe` for the model of that name. If `probe` is empty or has no log-probs, it scores any
         sequence and returns 0 if every result is a number. Raises EngineDown, NotFound."""
         probe = probe or ANY_PROBE
-        prompt_ids, token_ids = list(probe["prompt_ids"]), list(probe["token_ids"])
+        scores = await self._scores(model, list(probe["prompt_ids"]), list(probe["token_ids"]))
+        found = differences(scores, probe.get("logprobs"))
+        return sum(found) / len(found)
+
+    async def _scores(self, model: str, prompt_ids: list[int], token_ids: list[int]) -> list[float]:
+        """The log-probs of these tokens behind the prompt; NaN where the engine has none. Raises EngineDown, NotFound,
+        VersionRefused(probe)."""
         body = {"model": model, "prompt": prompt_ids + token_ids, "max_tokens": 1, "temperature": 0}
         answer = await self.send("POST", "/v1/completions", {**body, "prompt_logprobs": 0})
         if answer.status == 404:
@@ -139,10 +145,10 @@ class EngineApi:
             raise EngineDown(f"the engine at {self.url} is too busy to score the probe of {model}; try again")
         if answer.status >= 500:  # vLLM cannot write a NaN as JSON
             await self.check_alive()
-            return math.inf
+            return [math.nan] * len(token_ids)
         if answer.status != 200:
             raise VersionRefused("probe", f"the engine at {self.url} cannot score the probe: {answer.message()}")
-        return _drift(token_scores(answer.body, token_ids), probe.get("logprobs"))
+        return token_scores(answer.body, token_ids)
 
     async def sampled_drift(self, model: str, probe: Mapping[str, Any]) -> float:
         """The largest |Δ log-prob| in nats between a text as `model` samples it and the same tokens as it scores them:
@@ -167,8 +173,7 @@ class EngineApi:
                 f"the engine at {self.url} makes other tokens of the probe's messages than {model} was trained on; "
                 "start it with the tokenizer and the chat template of its base",
             )
-        scored = {"model": model, "prompt_ids": prompt_ids, "token_ids": token_ids, "logprobs": logprobs}
-        return await self.drift(model, scored)
+        return max(differences(await self._scores(model, prompt_ids, token_ids), logprobs))
 
 
 def sampled_tokens(answer: EngineReply, url: str) -> tuple[list[int], list[int], list[float]]:
@@ -206,11 +211,9 @@ def token_scores(body: Any, token_ids: Sequence[int]) -> list[float]:
         return [math.nan] * len(token_ids)
 
 
-def _drift(scores: Sequence[float], expected: Sequence[float] | None) -> float:
-    if not scores or not all(math.isfinite(score) for score in scores):
-        return math.inf
-    if not expected:
-        return 0.0
-    if len(expected) != len(scores):
-        return math.inf
-    return max(abs(score - value) for score, value in zip(scores, expected, strict=True))
+def differences(scores: Sequence[float], expected: Sequence[float] | None) -> list[float]:
+    """|Δ log-prob| of each token, 0 where nothing is expected; infinite where a score is no number, or their counts
+    differ."""
+    if not scores or not all(map(math.isfinite, scores)) or (expected and len(expected) != len(scores)):
+        return [math.inf]
+    return [abs(score - value) for score, value in zip(scores, expected or scores, strict=True)]

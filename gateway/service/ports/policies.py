@@ -95,7 +95,7 @@ class PolicyEngine(Protocol):
         ...
 
     async def probe(self, version: str, probe: Mapping[str, Any]) -> float:
-        """Return the largest |Δ log-prob| (natural) over `probe["token_ids"]` after `probe["prompt_ids"]`, no grammar
+        """Return the mean |Δ log-prob| (natural) over `probe["token_ids"]` after `probe["prompt_ids"]`, no grammar
         mask, temperature 1, against `probe["logprobs"]`; infinity where one is NaN. Raises EngineDown, NotFound."""
         ...
 
