@@ -114,8 +114,9 @@ class Versions:
         if drift > self._drift_max:
             raise VersionRefused(
                 "probe",
-                f"{directory}: the probe's log-probs are {drift:.4g} nats off on average (at most {self._drift_max:g}): "
-                "these are not the weights it was made with, or not on this base; publish it again",
+                f"{directory}: the probe's log-probs are {drift:.4g} nats off on average (at most "
+                f"{self._drift_max:g}): these are not the weights it was made with, or not on this base; publish it "
+                "again",
             )
         _return_memory()
         return LoadedVersion(name, policy, engine, drift, int(time.time()))

@@ -58,8 +58,12 @@ class Settings(BaseModel):
     staleness_max: float | None = Field(
         None, gt=0, description="M2PO's bound (2510.01161: .04); none: all tokens train"
     )
-    kl_weight: float = Field(0.0, ge=0, description="β, towards the weights that training began with (paper: 0)")
-    entropy_weight: float = Field(0.0, ge=0, description="Reward for staying undecided (trials: none)")
+    kl_weight: float = Field(
+        0.0, ge=0, description="β, towards the weights that training began with, of dead groups too (paper: 0)"
+    )
+    entropy_weight: float = Field(
+        0.0, ge=0, description="Reward for staying undecided, in dead groups too (trials: none)"
+    )
     log_kl_max: float | None = Field(
         None, gt=0, description="logged: a step that takes the weights farther from the log, in nats, is shortened"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import signal
@@ -40,7 +41,7 @@ from policy.train.sources.scene import scene_of  # noqa: E402
 from policy.train.spec import TrainSpec  # noqa: E402
 from policy.train.step import forward  # noqa: E402
 from policy.train.step.forward import passes, score  # noqa: E402
-from policy.train.step.grpo import advantages_of  # noqa: E402
+from policy.train.step.grpo import advantages_of, learn  # noqa: E402
 from policy.train.step.masks import Masks  # noqa: E402
 from policy.train.step.region import learn_near, log_kl  # noqa: E402
 from policy.train.step.rows import TrainingRow, rows_of  # noqa: E402
@@ -391,6 +392,38 @@ def test_other_losses_run_and_move_the_weights(change: dict[str, Any], tmp_path:
     )
     if "kl_weight" in change:
         assert told["kl_reference"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_plans_of_dead_groups_are_held_near_the_first_weights() -> None:
+    """Nothing in a dead group says which plan is better; without this practice may forget what it rarely meets."""
+    bench = Bench(arena(kl_weight=1.0, lr=3e-5))
+    weights, settings = bench.initial.weights, bench.spec.settings
+    rows = [replace(row, reward=0.5) for row in bench.rows()]
+    first = copy.deepcopy(weights)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in weights.model.parameters():
+            parameter.add_(0.1 * parameter.std() * torch.randn_like(parameter))
+    optimizer = torch.optim.AdamW(weights.model.parameters(), lr=1e-4)
+    told = [learn(weights, bench.masks, optimizer, rows, settings, step, first) for step in range(6)]
+    assert {each["rows_live"] for each in told} == {0}
+    assert told[-1]["kl_reference"] < told[0]["kl_reference"] / 2
+
+
+def test_held_rows_do_not_dilute_what_live_ones_teach() -> None:
+    norms = []
+    for kl_weight in (0.0, 1e-9):
+        bench = Bench(arena(prompts=4, kl_weight=kl_weight, gradient_norm_max=1e9))
+        rows = bench.rows()
+        dead = {row.question for row in rows[: len(rows) // 2]}
+        rewards = [0.5 if row.question in dead else number // 2 % 2 for number, row in enumerate(rows)]
+        rows = [replace(row, reward=reward) for row, reward in zip(rows, rewards, strict=True)]
+        weights = bench.initial.weights
+        optimizer = torch.optim.AdamW(weights.model.parameters(), lr=1e-4)
+        told = learn(weights, bench.masks, optimizer, rows, bench.spec.settings, 0, copy.deepcopy(weights))
+        assert 0 < told["rows_live"] < len(rows)
+        norms.append(told["gradient_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
 
 
 # ---------------------------------------------------------------- adapters, large models

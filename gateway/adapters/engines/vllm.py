@@ -130,8 +130,8 @@ def check_drift(version: str, drift: float, drift_max: float) -> None:
     if drift > drift_max:
         raise VersionRefused(
             "probe",
-            f"{version} gives its probe log-probs {drift:.4g} nats off on average (at most {drift_max:g}): these are not "
-            "the weights it was published with, or not on this base; publish it again",
+            f"{version} gives its probe log-probs {drift:.4g} nats off on average (at most {drift_max:g}): these are "
+            "not the weights it was published with, or not on this base; publish it again",
         )
 
 

@@ -5,8 +5,7 @@
    (`grpo_loss`: ratio, clip, weights, KL, entropy), its gradient, one step of the optimizer.
 
 Shapes: B rows (one sampled plan each), T plan tokens (padded behind), V vocabulary. Masks are bool, true where a token
-counts. Beside it: `rows` what a row is, `parcels` and `forward` the passes through the model, `masks` the grammar's
-masks, `measures` the metrics.
+counts. Beside it: `rows` (a row), `parcels`, `forward` (passes), `masks` (the grammar's), `measures` (metrics).
 
 Log-probs come in three kinds. `logprobs`: the weights being trained, with gradient. `behaviour`: what the server stored
 when it sampled, after temperature and grammar mask; never recomputed, since logs without them destroyed a policy in one
@@ -51,15 +50,15 @@ def learn(
     reference: Weights | None,
 ) -> dict[str, float]:
     """Train on the rows: `epochs` × `minibatches` optimizer steps. Returns metrics, means over tokens."""
-    advantages = advantages_of(rows, settings)
-    live = [number for number, alive in enumerate(advantages.live.tolist()) if alive]
-    metrics = Means()
-    if live:
+    advantages, metrics = advantages_of(rows, settings), Means()
+    live = advantages.live.nonzero()[:, 0].tolist()
+    # these two hold the plans of dead groups, too: practice made SmolLM2 forget what it rarely does
+    if trained := list(range(len(rows))) if settings.kl_weight or settings.entropy_weight else live:
         batch_loss = _BatchLoss(weights, masks, rows, advantages, settings, reference)
         if settings.decoupled:
-            batch_loss.store_proximal(live)
+            batch_loss.store_proximal(trained)
         for epoch in range(settings.epochs):
-            for numbers in minibatches(rows, live, settings.minibatches, (settings.seed, "order", step, epoch)):
+            for numbers in minibatches(rows, trained, settings.minibatches, (settings.seed, "order", step, epoch)):
                 optimizer.param_groups[0]["lr"] = settings.rate(step)
                 optimizer.zero_grad(set_to_none=True)
                 batch_loss.backward(numbers, metrics)
@@ -73,14 +72,14 @@ def learn(
 
 
 def minibatches(
-    rows: Sequence[TrainingRow], live: Sequence[int], count: int, key: tuple[object, ...]
+    rows: Sequence[TrainingRow], numbers: Sequence[int], count: int, key: tuple[object, ...]
 ) -> Iterator[list[int]]:
-    """Yield the live rows in `count` parts of whole questions, in an order that is a function of `key`."""
-    questions = sorted({rows[number].question for number in live})
+    """Yield the rows in `count` parts of whole questions, in an order that is a function of `key`."""
+    questions = sorted({rows[number].question for number in numbers})
     rng_for(*key).shuffle(questions)
     part = {question: index * count // len(questions) for index, question in enumerate(questions)}
     for which in range(count):
-        if batch := [number for number in live if part[rows[number].question] == which]:
+        if batch := [number for number in numbers if part[rows[number].question] == which]:
             yield batch
 
 
@@ -213,15 +212,16 @@ class _BatchLoss:
                     self._proximal[number] = logprobs
 
     def backward(self, numbers: Sequence[int], metrics: Means) -> None:
-        """Gradients of one minibatch."""
+        """Gradients of one minibatch. Rows without advantage do not dilute what the others teach."""
         count = sum(self._token_count(self._rows[number]) for number in numbers)
+        live = sum(self._token_count(self._rows[number]) for number in numbers if self._advantages.live[number])
         for each in self._passes(numbers):
             scores = score(self._weights, self._masks, each, entropy=self._settings.entropy_weight > 0)
             mask = self._mask_of(each, scores.present)
             loss = grpo_loss(
                 scores.logprobs,
                 self._behaviour_of(each, scores.present),
-                self._advantages.values[each.numbers].to(mask.device),
+                self._advantages.values[each.numbers].to(mask.device) * (count / max(1, live)),
                 mask,
                 self._knobs,
                 proximal=self._proximal_of(each, scores.present) if self._settings.decoupled else None,
