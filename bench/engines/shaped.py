@@ -48,7 +48,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 PLAN, NO_TASK = '{"steps":[{"worker":"maple","task":null,"see":[]}]}', "null"
 CONSTANT = 1000.0  # the first component of every state; behind the last norm it is the root of the hidden size
-LIKELY, LIKELIEST = 12.0, 20.0  # nats above others: the tokens of a plan, and those that leave a task out
+LIKELY, LIKELIEST = 12.0, 20.0  # nats, of the tokens of a plan, and of those that leave a task out
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -79,7 +79,7 @@ def write(shape: str, tokenizer: Path, out: Path, device: str) -> int:
 
 
 def plan_tokens(home: Path) -> list[int]:
-    """The tokens of a plan of one step, without those of the worker's name."""
+    """The tokens of a plan of one step."""
     ids = Tokenizer.from_file(str(home / "tokenizer.json")).encode(PLAN, add_special_tokens=False).ids
     return sorted(set(ids))
 
