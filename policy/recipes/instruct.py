@@ -105,7 +105,7 @@ def engine(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, 
         yield str(options.base), {}
         return
     server = EngineProcess("vllm", options.base, directory, POLICY)
-    server.options += VLLM_OPTIONS
+    server.options += [*VLLM_OPTIONS, *shlex.split(options.vllm)]
     try:
         took_s = server.start()
         print(f"  vLLM holds {options.base.name} after {took_s:.0f} s", file=sys.stderr, flush=True)
@@ -227,6 +227,7 @@ class InstructLoop:
     def _gate(self) -> str:
         options = self._options
         sizes = ["--n", str(options.gate_n), "--draws", str(options.gate_draws)]
+        sizes += ["--engine", options.gate_engine] if options.gate_engine else []
         return " ".join([*sizes, *(f"--set {one}" for one in options.gate)])
 
     def _store(self, summary: LearningRound | None = None) -> None:
@@ -260,6 +261,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--prices", type=Path, required=True, help="JSON: model → dollars per million tokens")
     arguments.add_argument("--workers", default="", help="comma-separated models; all by default")
     arguments.add_argument("--engine", choices=("vllm", "embedded"), default="vllm")
+    arguments.add_argument("--vllm", default="", metavar="WORDS", help="more options of vLLM, as one; the last one holds")
     arguments.add_argument("--record", type=int, default=300, help="training questions that every worker is asked")
     arguments.add_argument(
         "--experience", type=int, default=150, help="training questions that teach what workers can do"
@@ -273,6 +275,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--n", type=int, default=100, help="held-out questions")
     arguments.add_argument("--gate-n", type=int, default=100, help="questions of the gate's held-out run")
     arguments.add_argument("--gate-draws", type=int, default=1, help="orders of the pool for each attack of the gate")
+    arguments.add_argument("--gate-engine", default="", metavar="NAME", help="of the gates; torch where a GPU is")
     arguments.add_argument("--seed", type=int, default=0)
     for name, what in (("sft", "round 1"), ("grpo", "round 2"), ("logged", "round 3")):
         arguments.add_argument(

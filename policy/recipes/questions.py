@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 from typing import Protocol
 
+from gateway.core.openai.shapes import string_pairs
 from policy.environments.arena import ArenaEnvironment, Truth
 from policy.environments.base import Prompt, Split
 from policy.environments.replay import ReplayEnvironment
@@ -54,10 +56,11 @@ class RecordedQuestions:
 
     def graded(self, split: Split, n: int, kind: int) -> list[GradedQuestion]:
         """As the protocol says, but fewer where the split has fewer. The recording's own verdict grades what clients
-        see; the gateway's grader compares the final answer with the gold one."""
-        n = min(n, self.environment.count(split))
-        prompts = self.environment.prompts(split, n, SEEDS_APART * (self._seed + 1) + kind)
-        return [self._graded(prompt) for prompt in prompts]
+        see; the gateway's grader compares the final answer with the gold one, so questions whose gold answer is too
+        long for a request's `metadata` are left out."""
+        drawn = self.environment.prompts(split, self.environment.count(split), SEEDS_APART * (self._seed + 1) + kind)
+        fitting = (prompt for prompt in drawn if string_pairs({"reference": prompt.reference}) is None)
+        return [self._graded(prompt) for prompt in islice(fitting, n)]
 
     def _graded(self, prompt: Prompt) -> GradedQuestion:
         text = str(prompt.messages[0]["content"])

@@ -14,13 +14,15 @@ import pytest
 
 from policy.gate.checks import Thresholds
 from policy.recipes import instruct, operator, smol
+from policy.recipes.engines import EngineProcess
 from policy.recipes.instruct import InstructLoop, Site, main, parser, shortage
 from policy.recipes.operator import Operator
+from policy.recipes.questions import RecordedQuestions
 from policy.recipes.report import LearningReport
 from policy.recipes.stack import Gateway, RecipeFailed
 from policy.recipes.traffic import Tally
 from policy.train.settings import settings_of
-from tests.policy.environments import PRICES, lines
+from tests.policy.environments import PRICES, SUMS, line, lines, recorded
 
 SERVED = Gateway("http://127.0.0.1:1/v1", "bt_data_x", "http://127.0.0.1:2", "bt_admin_x", "postgresql:///x", 0)
 
@@ -64,6 +66,41 @@ def test_what_the_command_sets_is_last(tmp_path: Path) -> None:
     assert settings_of("small", sets(jobs["GRPO on recordings"])).samples == 2
     logged = settings_of("logged", sets(loop._logged()))
     assert (logged.lora_rank, logged.seed) == (4, 7)
+
+
+def test_the_gates_of_all_rounds_plan_on_the_engine_that_was_asked_for(tmp_path: Path) -> None:
+    loop = loop_of(options_of(tmp_path, "--gate-engine", "torch"), tmp_path)
+    gates = [words[words.index("--gate") + 1] for words in (*dict(loop._replayed()).values(), loop._logged())]
+    assert [gate.count("--engine torch") for gate in gates] == [1, 1, 1]
+    assert "--engine" not in loop_of(options_of(tmp_path), tmp_path)._gate()
+
+
+def test_a_question_whose_gold_answer_fits_in_no_metadata_is_not_asked(tmp_path: Path) -> None:
+    """One request of 13 of a recording was refused with 400 (`metadata`), and the demo counted it as failed."""
+    rows = [line(i, SUMS, {"cheap": "1"}, "1" * (513 if i % 2 else 512)) for i in range(10, 70)]
+    questions = RecordedQuestions(recorded(tmp_path / "long.jsonl", rows), 0)
+    graded = questions.graded("train", 1000, 1)
+    assert len(graded) > 10
+    assert {len(each.reference) for each in graded} == {512}
+    assert [each.question.id for each in questions.graded("train", 5, 1)] == [each.question.id for each in graded[:5]]
+
+
+def test_options_of_the_users_own_come_last_on_vllms_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU has no adapters in float32, which is what the recipe starts vLLM with."""
+    started: list[list[str]] = []
+
+    def start(server: EngineProcess) -> float:
+        started.append(server._vllm()[0])
+        return 0.0
+
+    monkeypatch.setattr(EngineProcess, "start", start)
+    monkeypatch.setattr("policy.recipes.engines.VLLM", Path(__file__))
+    with instruct.engine(options_of(tmp_path, "--vllm", "--dtype bfloat16 --no-enforce-eager"), tmp_path) as (url, _):
+        assert url.endswith("/v1#conductor")
+    assert started[0][-3:] == ["--dtype", "bfloat16", "--no-enforce-eager"]
+    assert "float32" in started[0][:-3]
 
 
 def parsed(*words: str) -> argparse.Namespace:
