@@ -5,7 +5,7 @@
     python -m bench.engines.propensity --base DIR [--texts 32] [--tokens 24] [--out FILE]
 
 Samples texts at temperature 1 without a grammar, has the same engine score them, and prints the distribution of
-|Δ log-prob| over tokens and of the largest one in each text of SELF_TEST_TOKENS tokens, which is what a load is
+|Δ log-prob| over tokens and of its mean over SELF_TEST_TEXTS texts of SELF_TEST_TOKENS tokens, which is what a load is
 refused by.
 
 With `--base`, a base or a sealed version, it measures the self-test itself: these weights are served in this process
@@ -32,7 +32,14 @@ import numpy.typing as npt
 
 from bench.engines.faulty_engine import Fault, FaultyEngine
 from bench.engines.policies import seal, write_adapter
-from gateway.adapters.engines.http import SELF_TEST_SAMPLING, SELF_TEST_TOKENS, EngineApi, sampled_tokens, token_scores
+from gateway.adapters.engines.http import (
+    SELF_TEST_SAMPLING,
+    SELF_TEST_TEXTS,
+    SELF_TEST_TOKENS,
+    EngineApi,
+    sampled_tokens,
+    token_scores,
+)
 from gateway.adapters.engines.vllm import VllmLora
 from gateway.errors import VersionRefused
 from policy.engines.directory import read_conductors
@@ -78,19 +85,20 @@ def main() -> int:
 
 
 async def measure(url: str, model: str, texts: int, tokens: int) -> dict[str, Any]:
-    """Quantiles in nats: over all tokens, and over the largest difference of each self-test."""
+    """Quantiles in nats: over all tokens, and over the means of self-tests."""
     api = EngineApi(url, timeout_s=600.0)
     try:
         rows = [await differences(api, model, number, tokens) for number in range(texts)]
     finally:
         await api.close()
-    largest = [float(one[:SELF_TEST_TOKENS].max()) for one in rows]
+    begun = [one[:SELF_TEST_TOKENS] for one in rows]
+    means = [np.concatenate(begun[at : at + SELF_TEST_TEXTS]).mean() for at in range(0, texts, SELF_TEST_TEXTS)]
     return {
         "texts": texts,
         "tokens": int(sum(map(len, rows))),
         "mean": float(np.concatenate(rows).mean()),
         "per_token": _quantiles(np.concatenate(rows)),
-        "largest_of_self_test": _quantiles(np.array(largest)),
+        "mean_of_self_test": _quantiles(np.array(means)),
     }
 
 
@@ -112,7 +120,7 @@ def faults_of(base: Path, place: Path) -> dict[str, Fault]:
 
 
 def faults(base: Path, texts: int) -> dict[str, Any]:
-    """By fault: what a load of an adapter says, `texts` times with another probe text; and quantiles of the largest
+    """By fault: what a load of an adapter says, `texts` times with another probe text; and quantiles of the mean
     |Δ log-prob| of each, in nats."""
     figures: dict[str, Any] = {}
     with TemporaryDirectory() as folder:
@@ -123,20 +131,20 @@ def faults(base: Path, texts: int) -> dict[str, Any]:
             engine = FaultyEngine(base, fault)
             tests = [asyncio.run(self_test(engine, base, adapter, number)) for number in range(texts)]
             reasons = Counter(reason for reason, _ in tests)
-            largest = [drift for _, drift in tests if math.isfinite(drift)]
+            means = [drift for _, drift in tests if math.isfinite(drift)]
             figures[name] = {
                 "refused": texts - reasons[""],
                 "of": texts,
                 "reasons": {reason: count for reason, count in sorted(reasons.items()) if reason},
-                "largest_of_self_test": _quantiles(np.array(largest)) if largest else {},
+                "mean_of_self_test": _quantiles(np.array(means)) if means else {},
             }
             sys.stderr.write(f"{name}: {figures[name]}\n")
     return figures
 
 
 async def self_test(engine: FaultyEngine, base: Path, adapter: Path, number: int) -> tuple[str, float]:
-    """(why the load of the adapter is refused, empty where it is not; the probe's mean |Δ log-prob|, or the largest of
-    what was sampled, whichever is more)."""
+    """(why the load of the adapter is refused, empty where it is not; the mean |Δ log-prob| of the probe or of what was
+    sampled, whichever is more)."""
     write_probe(base, adapter, number)
     api = _WatchedApi("http://vllm", client=engine.client())
     try:

@@ -261,7 +261,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--prices", type=Path, required=True, help="JSON: model → dollars per million tokens")
     arguments.add_argument("--workers", default="", help="comma-separated models; all by default")
     arguments.add_argument("--engine", choices=("vllm", "embedded"), default="vllm")
-    arguments.add_argument("--vllm", default="", metavar="WORDS", help="more options of vLLM, as one; the last one holds")
+    arguments.add_argument("--vllm", default="", metavar="WORDS", help="more options of vLLM, as one")
     arguments.add_argument("--record", type=int, default=300, help="training questions that every worker is asked")
     arguments.add_argument(
         "--experience", type=int, default=150, help="training questions that teach what workers can do"

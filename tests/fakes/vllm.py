@@ -40,6 +40,7 @@ class FakeVllm:
         self.dies_at = ""
         self.nan = False
         self.sampled_off = 0.0  # added to the log-probs that it samples with: top_k, a temperature, a penalty
+        self.token_off = 0.0  # added to the first token that it samples with seed 0: another kernel's rounding
         self.prompt_ids: list[int] = []  # of every chat; empty: those of the probe
         self.plan: Callable[[Mapping[str, Any]], FakePlan] | None = None  # what a streamed chat decodes
         self.hold: dict[str, asyncio.Event] = {}  # path → answered once set
@@ -101,7 +102,9 @@ class FakeVllm:
             return _error(404, "The model does not exist")
         probe = manifest_of(directory)["probe"]
         logprobs = (probe.get("logprobs") or [-1.0, -1.0])[-2:]
-        content = [{"token": "x", "logprob": logprob + self.sampled_off} for logprob in logprobs]
+        content: list[dict[str, Any]] = [{"token": "x", "logprob": one + self.sampled_off} for one in logprobs]
+        if body.get("seed") == 0:
+            content[0]["logprob"] += self.token_off
         choice = {"index": 0, "token_ids": [7] * len(content), "logprobs": {"content": content}}
         own = list(probe.get("prompt_ids") or [1])
         ids = self.prompt_ids or (own if probe.get("messages") else own + [1] * len(probe.get("logprobs") or []))

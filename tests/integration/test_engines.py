@@ -526,7 +526,7 @@ async def test_an_engine_that_samples_otherwise_than_it_scores_is_refused(
 ) -> None:
     """As with top_k left on, a temperature or a penalty: the log-probs of the sample are of another distribution."""
     fake.sampled_off = 0.2
-    with pytest.raises(VersionRefused, match=r"the engine samples with log-probs up to 0\.2 off") as refused:
+    with pytest.raises(VersionRefused, match=r"the engine samples with log-probs that are 0\.2 nats off") as refused:
         await lora.load("a@1", adapter(1))
     assert (refused.value.reason, await lora.loaded()) == ("propensity", set())
     fake.sampled_off = 0.01
@@ -573,9 +573,20 @@ async def test_every_sampling_parameter_is_named_in_the_test(
     lora: VllmLora, fake: FakeVllm, adapter: Callable[[int], Path]
 ) -> None:
     await lora.load("a@1", adapter(1))
-    (body,) = [body for path, body in zip(fake.calls, fake.bodies, strict=True) if path == "/v1/chat/completions"]
+    bodies = [body for path, body in zip(fake.calls, fake.bodies, strict=True) if path == "/v1/chat/completions"]
     wanted = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-    assert wanted.items() <= body.items()
+    assert all(wanted.items() <= body.items() for body in bodies)
+    assert sorted(body["seed"] for body in bodies) == [0, 1, 2, 3], "four texts: one is too few for a mean"
+
+
+async def test_a_self_test_counts_by_its_mean_for_a_gpu_samples_with_other_kernels_than_it_scores_with(
+    lora: VllmLora, fake: FakeVllm, adapter: Callable[[int], Path]
+) -> None:
+    """An adapter of SmolLM2 on vLLM in bfloat16: 0.022 nats off on average, 0.30 in its farthest token. No version
+    could be loaded there while the largest difference counted."""
+    fake.token_off = 0.3
+    await lora.load("a@1", adapter(1))
+    assert await lora.loaded() == {"a@1"}
 
 
 async def test_a_probe_counts_by_its_mean_for_engines_of_other_precision_are_far_off_in_single_tokens() -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from bench.engines.faulty_engine import Fault, FaultyEngine
 from bench.engines.policies import write_adapter
-from bench.engines.propensity import faults_of, self_test
+from bench.engines.propensity import ADAPTER_SCALE, faults_of, self_test
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.propensity import trust_in
 from gateway.adapters.engines.vllm import DRIFT_MAX
-from tests.tiny_model import write_tiny_model
 
+SHIPPED = Path(__file__).resolve().parents[2] / "policy" / "shipped" / "arena-3"
 REASONS = {
     "none": "",
     "top_k 50": "propensity",
@@ -30,12 +31,15 @@ REASONS = {
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("self-test") / "tiny")
+    """Trained weights: what random ones say is too flat for a small fault to show."""
+    base = tmp_path_factory.mktemp("self-test") / "arena-3"
+    shutil.copytree(SHIPPED, base)
+    return base
 
 
 @pytest.fixture(scope="module")
 def adapter(base: Path) -> Path:
-    return write_adapter(base, base.parent / "adapter", 1)
+    return write_adapter(base, base.parent / "adapter", 1, scale=ADAPTER_SCALE)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import aiohttp
@@ -34,7 +35,7 @@ ANY_PROBE: Mapping[str, Any] = {
 }  # only tests whether scores are numbers
 
 SELF_TEST_MESSAGES = [{"role": "user", "content": "Name three rivers, and say where each of them ends."}]
-SELF_TEST_TOKENS = 24
+SELF_TEST_TEXTS, SELF_TEST_TOKENS = 4, 24
 SELF_TEST_SAMPLING: Mapping[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -151,21 +152,27 @@ class EngineApi:
         return token_scores(answer.body, token_ids)
 
     async def sampled_drift(self, model: str, probe: Mapping[str, Any]) -> float:
-        """The largest |Δ log-prob| in nats between a text as `model` samples it and the same tokens as it scores them:
+        """The mean |Δ log-prob| in nats between texts as `model` samples them and the same tokens as it scores them:
         what the log would say of a plan against what is true. Sampled as exploring plans are, without a grammar, whose
         mask scoring lacks. `probe`: its `messages` are the prompt, if it has them. Raises EngineDown, NotFound,
         VersionRefused(tokenizer) if the server makes other tokens of them than the trainer did, VersionRefused(probe)
         if it does not say what it sampled."""
+        texts = (self._sampled_differences(model, probe, seed) for seed in range(SELF_TEST_TEXTS))
+        found = list(chain.from_iterable(await asyncio.gather(*texts)))
+        return sum(found) / len(found)
+
+    async def _sampled_differences(self, model: str, probe: Mapping[str, Any], seed: int) -> list[float]:
+        """Of one text, a token each. Raises as `sampled_drift`."""
         messages = probe.get("messages") or SELF_TEST_MESSAGES
-        body = {"model": model, "messages": messages, "max_tokens": SELF_TEST_TOKENS, "seed": 0, **SELF_TEST_SAMPLING}
-        answer = await self.send("POST", "/v1/chat/completions", body)
+        body = {"model": model, "messages": messages, "max_tokens": SELF_TEST_TOKENS, "seed": seed}
+        answer = await self.send("POST", "/v1/chat/completions", body | dict(SELF_TEST_SAMPLING))
         if answer.status == 404:
             raise NotFound(f"the engine at {self.url} does not serve {model}", code="model_not_found")
         if answer.status == 503:
             raise EngineDown(f"the engine at {self.url} is too busy to sample a text of {model}; try again")
         if answer.status >= 500:
             await self.check_alive()
-            return math.inf
+            return [math.inf]
         prompt_ids, token_ids, logprobs = sampled_tokens(answer, self.url)
         if probe.get("messages") and prompt_ids != list(probe["prompt_ids"]):
             raise VersionRefused(
@@ -173,7 +180,7 @@ class EngineApi:
                 f"the engine at {self.url} makes other tokens of the probe's messages than {model} was trained on; "
                 "start it with the tokenizer and the chat template of its base",
             )
-        return max(differences(await self._scores(model, prompt_ids, token_ids), logprobs))
+        return differences(await self._scores(model, prompt_ids, token_ids), logprobs)
 
 
 def sampled_tokens(answer: EngineReply, url: str) -> tuple[list[int], list[int], list[float]]:

@@ -38,7 +38,7 @@ class Trust:
 
 
 async def trust_in(api: EngineApi, model: str, known: Trust | None = None) -> Trust:
-    """What the server's model deserves; `known` where that is still the same model. Asks for one short text and its
+    """What the server's model deserves; `known` where that is still the same model. Asks for four short texts and their
     scores. Raises EngineDown."""
     entry = (await api.models()).get(model, {})
     identity = {name: value for name, value in entry.items() if name not in PASSING}
@@ -53,8 +53,8 @@ async def trust_in(api: EngineApi, model: str, known: Trust | None = None) -> Tr
     except BatonError as error:
         return Trust(identity, False, error.message)
     if drift > DRIFT_MAX:
-        why = f"it samples with log-probs up to {drift:.4g} nats off those that it scores (at most {DRIFT_MAX:g}): "
-        return Trust(identity, False, f"{why}top_k, a temperature or a penalty is on; {FIX}")
+        why = f"it samples with log-probs that are {drift:.4g} nats off those that it scores, on average (at most "
+        return Trust(identity, False, f"{why}{DRIFT_MAX:g}): top_k, a temperature or a penalty is on; {FIX}")
     return Trust(identity, True, f"its log-probs are proven, {drift:.2g} nats off")
 
 

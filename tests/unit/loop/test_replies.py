@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -220,3 +222,12 @@ def test_a_hostile_reply_is_read_in_linear_time(text: str) -> None:
     normalise(text)
     final_answer(text)
     assert time.thread_time() - began_s < 3  # of this thread's own work; quadratic time is half a minute
+
+
+def test_parsers_warnings_of_what_others_wrote_are_not_printed() -> None:
+    r"""Python 3.12 printed `<unknown>:2: SyntaxWarning: invalid escape sequence '\s'` into the log of each job."""
+    words = (
+        r"from gateway.core.loop.replies.code import is_program; print(is_program('import re\nre.split(\"\\s\", x)'))"
+    )
+    done = subprocess.run([sys.executable, "-W", "always", "-c", words], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")

@@ -31,6 +31,7 @@ from typing import Any, Literal
 from gateway.core.loop.compose import request_texts, task_of
 from gateway.core.loop.replies.agreement import NO_VERDICTS, Verdicts, majority
 from gateway.core.loop.replies.answers import extract_answer
+from gateway.core.loop.replies.code import PARSED
 from gateway.core.loop.replies.kinds import read_text
 from gateway.core.loop.replies.testing import named_files, program_of_files, tests_among
 from gateway.core.loop.replies.trial import by_returns, returns_of, shared_calls, trial_program
@@ -246,7 +247,7 @@ def _program(call: WorkerCall, task: str | None, tests: Sequence[str], replies: 
 
 def _is_python(text: str) -> bool:
     try:
-        ast.parse(text)
+        ast.parse(text, PARSED)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return not _PROSE.fullmatch(text.strip())

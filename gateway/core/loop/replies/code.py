@@ -8,10 +8,13 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+PARSED = "<reply>"  # the file that a parser's warnings name
+warnings.filterwarnings("ignore", module=PARSED)  # of how others write Python; 3.12 prints one for each "\s"
 CODE_CHARS_MAX = 30_000  # that are parsed: about 20 ms
 BLOCKS_MAX = 64
 PYTHON = ("python", "python3", "py", "py3")
@@ -66,7 +69,7 @@ def python_tree(text: str) -> ast.Module | None:
     if len(text) > CODE_CHARS_MAX or "\0" in text:
         return None
     try:
-        return ast.parse(textwrap.dedent(text))
+        return ast.parse(textwrap.dedent(text), PARSED)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
