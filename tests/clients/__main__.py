@@ -89,9 +89,14 @@ def new_key(served: Gateway, **limits: Any) -> str:
 
 
 def run(suite: str, facts: Path, options: list[str]) -> int:
-    """pytest in one environment; its exit status."""
+    """pytest in one environment; its exit status. Tests that `options` name are run alone, where they fit."""
     environment, _, tests = suite.partition("=")
     paths = [f"tests/clients/{name}" for name in tests.split(",")]
+    if named := [option for option in options if option.startswith("tests/clients/")]:
+        options = [option for option in options if option not in named]
+        paths = [name for name in named if any(name.startswith(path) for path in paths)]
+        if not paths:
+            return 0
     command = [f"{environment}/bin/python", *PYTEST, f"--facts={facts}", *paths, *options]
     return subprocess.run(command, cwd=ROOT, env=clean_environment() | {"PYTHONPATH": "."}, check=False).returncode
 
