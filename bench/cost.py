@@ -4,12 +4,14 @@
     python -m bench.cost --arm before=/tmp/before --arm after=. [--rounds 12] [--requests 300] [--concurrency 32]
     python -m bench.cost … --stream          # a stream of 23 chunks
     python -m bench.cost … --plan            # a scripted plan: three steps at a time, and one that merges
+    python -m bench.cost … --gap-ms 15       # the worker streams, one chunk in so many milliseconds
 
-One gateway for each arm, with its own PostgreSQL and Redis, and one mock worker that answers at once. Rounds are
-interleaved, the order turning by one each round. After each round the bench waits until the log is in PostgreSQL, so
-that storing it is in the figures. Processor time is user + system of all threads (/proc/PID/stat): of the process that
-serves, and of it with its child processes without PostgreSQL and Redis, which have a column of their own. Figures are
-microseconds a request, medians over rounds; the ratio to the first arm is taken within each round.
+One gateway for each arm, by the interpreter in its checkout's .venv, with its own PostgreSQL and Redis, and one mock
+worker that answers at once. Rounds are interleaved, the order turning by one each round. After each round the bench
+waits until the log is in PostgreSQL, so that storing it is in the figures. Processor time is user + system of all
+threads (/proc/PID/stat): of the process that serves, and of it with its child processes without PostgreSQL and Redis,
+which have a column of their own. Figures are microseconds a request, medians over rounds; the ratio to the first arm is
+taken within each round.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import statistics
 import sys
 import time
@@ -42,7 +45,7 @@ DATA_SERVERS = ("postgres", "redis-server")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 POOL = """\
 workers:
-  - {{name: mock, handle: atlas, kind: openai, model: m, url: "{url}/v1", output_tokens_max: 512,
+  - {{name: mock, handle: atlas, kind: openai, model: gap-{gap_ms}, url: "{url}/v1", output_tokens_max: 512,
      price: {{input_usd_per_mtok: 1, output_usd_per_mtok: 2}}}}
 pools: {{main: [mock]}}
 default: main
@@ -83,12 +86,18 @@ def _chunks() -> list[bytes]:
     return [*events, event(base | {"choices": [], "usage": USAGE}), event("[DONE]")]
 
 
+GAP = re.compile(rb'"model":"gap-(\d+)"')
 COMPLETION, EVENTS_OF_A_STREAM = Reply(_completion()), _chunks()
 
 
 def answer(request: Request) -> Reply:
-    """Answer any chat request at once."""
-    return event_stream([b"".join(EVENTS_OF_A_STREAM)]) if b'"stream":true' in request.content else COMPLETION
+    """Answer any chat request: at once, or chunk by chunk with the pauses that its model names."""
+    if b'"stream":true' not in request.content:
+        return COMPLETION
+    gap = GAP.search(request.content)
+    if gap is None or gap[1] == b"0":
+        return event_stream([b"".join(EVENTS_OF_A_STREAM)])
+    return event_stream(EVENTS_OF_A_STREAM, int(gap[1]) / 1000)
 
 
 # ---------------------------------------------------------------- processor time
@@ -250,7 +259,7 @@ def run(options: argparse.Namespace) -> dict[str, Samples]:
         directory = held.enter_context(temporary_directory())
         worker = held.enter_context(program("mock", directory, "bench.cost", "worker"))
         pool = directory / "pool.yaml"
-        pool.write_text(POOL.format(url=worker.url))
+        pool.write_text(POOL.format(url=worker.url, gap_ms=options.gap_ms))
         conductor = scripted(held, directory) if options.plan else "none"
         arms = {}
         for name, checkout in options.arm:
@@ -258,7 +267,9 @@ def run(options: argparse.Namespace) -> dict[str, Samples]:
             place.mkdir()
             settings = SETTINGS | {"PYTHONPATH": str(checkout.resolve()), "PYTHONSAFEPATH": "1"}
             settings |= PLANNED if options.plan else {}
-            arms[name] = held.enter_context(gateway(place, conductor=conductor, pool=pool, settings=settings))
+            python = own if (own := checkout.resolve() / ".venv/bin/python").exists() else sys.executable
+            served = gateway(place, conductor=conductor, pool=pool, settings=settings, python=python)
+            arms[name] = held.enter_context(served)
         return asyncio.run(measure(arms, options))
 
 
@@ -301,6 +312,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--stream", action="store_true", help=f"a stream of {CHUNKS} chunks")
     parser.add_argument("--plan", action="store_true", help="plans of three steps at a time and one that merges")
+    parser.add_argument("--gap-ms", type=int, default=0, help="the worker's pause before each chunk but the first")
     parser.add_argument("--out", type=Path, help="write the samples as JSON too")
     return parser
 
@@ -317,7 +329,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     about: dict[str, Any] = {
-        name: getattr(options, name) for name in ("rounds", "requests", "concurrency", "stream", "plan")
+        name: getattr(options, name) for name in ("rounds", "requests", "concurrency", "stream", "plan", "gap_ms")
     }
     about["load"] = round(os.getloadavg()[0], 1)
     print(f"\n{markdown(samples)}\n\n{about}, {os.cpu_count()} processors")

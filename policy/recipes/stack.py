@@ -124,11 +124,16 @@ def program(name: str, directory: Path, *arguments: str, port: int = 0) -> Itera
 
 @contextmanager
 def gateway(
-    directory: Path, *, conductor: str = "embedded", pool: Path | None = None, settings: Mapping[str, str] | None = None
+    directory: Path,
+    *,
+    conductor: str = "embedded",
+    pool: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+    python: Path | str = sys.executable,
 ) -> Iterator[Gateway]:
     """`baton serve` on free ports with its state in `directory`. `settings` are BATON_ variables."""
     data, log = directory / "data", directory / "gateway.log"
-    command = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(data), "--port", "0", "--admin-port", "0"]
+    command = [str(python), "-m", "gateway", "serve", "--data-dir", str(data), "--port", "0", "--admin-port", "0"]
     command += ["--conductor", conductor, *(["--pool", str(pool)] if pool else [])]
     facts = data / "serve.json"
     with process(command, log, {**DEFAULTS, **(settings or {})}) as running:

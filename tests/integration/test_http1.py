@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 import yarl
 
-from gateway.adapters.upstream.http1.connection import BUFFER_BYTES, HEAD_BYTES_MAX, HungUp
+from gateway.adapters.upstream.http1 import connection
+from gateway.adapters.upstream.http1.connection import BUFFER_BYTES, GATHER_BYTES, HEAD_BYTES_MAX, HungUp
 from gateway.adapters.upstream.http1.pool import ConnectionPool, Http1Reply, NotConnected
 from gateway.adapters.upstream.replies import Pieces
 from gateway.errors import UpstreamProtocol
@@ -29,6 +30,10 @@ class Worker:
         self.connections = 0
         self.writers: list[asyncio.StreamWriter] = []
         self.url = yarl.URL()
+
+    def send(self, piece: bytes) -> None:
+        """Send a chunk of the reply that is under way; an empty one ends it."""
+        self.writers[-1].write(b"%x\r\n%s\r\n" % (len(piece), piece))
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
@@ -226,6 +231,79 @@ async def test_a_body_in_many_pieces_is_read_whole_within_its_bound(pool: Connec
             assert await Pieces(empty, size).read_all(until()) == b""
         with pytest.raises(UpstreamProtocol, match="larger"):
             await Pieces(await post(pool, served), size - 1).read_all(until())
+
+
+@asynccontextmanager
+async def gathered(pool: ConnectionPool) -> AsyncIterator[tuple[Worker, Http1Reply]]:
+    """A chunked reply that is gathered, and who sends it."""
+    async with worker(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n") as slow:
+        reply = await post(pool, slow)
+        reply.gather()
+        yield slow, reply
+
+
+async def test_a_gathered_reply_wakes_its_reader_at_its_end(
+    pool: ConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "GATHER_S", BOUND_S)
+    async with gathered(pool) as (slow, reply):
+        reading = asyncio.create_task(reply.next_raw(until()))
+        for piece in (b"a", b"b", b"c"):
+            slow.send(piece)
+            await asyncio.sleep(0.01)
+        assert not reading.done()
+        slow.send(b"")
+        assert await reading == b"abc"
+        assert await reply.next_raw(until()) == b""
+
+
+@pytest.mark.parametrize("last", [b"data: [DONE]\n\n", b"z" * GATHER_BYTES])
+async def test_a_gathered_reply_wakes_its_reader_before_its_end(
+    pool: ConnectionPool, monkeypatch: pytest.MonkeyPatch, last: bytes
+) -> None:
+    monkeypatch.setattr(connection, "GATHER_S", BOUND_S)
+    async with gathered(pool) as (slow, reply):
+        reading = asyncio.create_task(reply.next_raw(until()))
+        slow.send(b"a")
+        await asyncio.sleep(0.01)
+        assert not reading.done()
+        slow.send(last)
+        assert (await reading).startswith(b"a" + last[:1])
+
+
+async def test_a_gathered_reply_is_read_some_times_a_second(
+    pool: ConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "GATHER_S", 0.02)
+    async with gathered(pool) as (slow, reply):
+        reading = asyncio.create_task(reply.next_raw(until()))
+        await asyncio.sleep(0.1)  # nothing has come: it goes on waiting
+        assert not reading.done()
+        slow.send(b"a")
+        assert await reading == b"a"
+
+
+async def test_what_came_of_a_gathered_reply_that_breaks_off_is_there(
+    pool: ConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "GATHER_S", BOUND_S)
+    async with gathered(pool) as (slow, reply):
+        slow.send(b"a")
+        assert await reply.next_raw(asyncio.get_running_loop().time() + 0.05) == b"a"
+        with pytest.raises(TimeoutError):
+            await reply.next_raw(asyncio.get_running_loop().time() + 0.01)
+        reading = asyncio.create_task(reply.next_raw(until()))
+        slow.send(b"b")
+        await asyncio.sleep(0.01)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert reply.take_raw() == b"b"
+        slow.send(b"c")
+        await asyncio.sleep(0.01)
+        slow.writers[-1].close()
+        assert await reply.next_raw(until()) == b"c"
+        with pytest.raises(HungUp):
+            await reply.next_raw(until())
 
 
 async def test_an_idle_connection_is_closed_after_its_time() -> None:

@@ -14,12 +14,13 @@ import pytest
 
 from gateway.adapters.upstream.client import http_client
 from gateway.adapters.upstream.http import HttpWorkers
+from gateway.adapters.upstream.http1 import connection
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall, WorkerReply
 from tests.upstreams.server import Handler, Reply, Server, event, raw_reply
-from tests.waiting import BOUND_S
+from tests.waiting import BOUND_S, until
 
 KEY = "sk-test-0123456789abcdef"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
@@ -293,3 +294,31 @@ async def test_a_body_json_cannot_carry_never_leaves(workers: HttpWorkers) -> No
     with pytest.raises(UpstreamRefused) as caught:
         await workers.complete(replace(call, body={**call.body, "temperature": float("nan")}))
     assert not caught.value.dispatched
+
+
+@pytest.mark.parametrize("end", ["cancelled", "timeout", "cut"])
+async def test_what_came_of_a_whole_reply_is_there_when_it_breaks_off(
+    workers: HttpWorkers, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(connection, "GATHER_S", BOUND_S)  # nothing is read before the end
+    is_read = asyncio.Event()
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        yield EVENTS
+        await is_read.wait()
+        yield chunk({"content": "one"}) + chunk({"content": " two"})
+        await asyncio.sleep(0.0 if end == "cut" else BOUND_S)
+
+    async with Server(lambda request: Reply(pieces=pieces(), cut=True, raw=True)) as server:
+        call = a_call(server.port, timeout_s=2.0 if end == "timeout" else 60.0)
+        task = asyncio.create_task(workers.complete(call))
+        opened = workers._client.connections()._open
+        await until(lambda: any(each._is_gathering for each in opened))
+        is_read.set()
+        if end == "cancelled":
+            await until(lambda: any(each._size for each in opened))
+            assert not call.so_far.started
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError if end == "cancelled" else UpstreamError):
+            await task
+    assert call.so_far.body()["choices"][0]["message"]["content"] == "one two"

@@ -42,18 +42,8 @@ PATHS: Mapping[Endpoint, str] = {
 HEAD: Mapping[str, Any] = {"id": "", "created": 0, "model": ""}  # what names a chunk, before one came
 STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 # What a stream may not carry as a whole reply does: calls and what belongs to them, sound, sources, log-probs, ids.
-BEYOND_TEXT = frozenset(
-    (
-        "tools",
-        "functions",
-        "modalities",
-        "audio",
-        "web_search_options",
-        "logprobs",
-        "prompt_logprobs",
-        "return_token_ids",
-    )
-)
+BEYOND_TEXT = frozenset(("tools", "functions", "modalities", "audio", "web_search_options", "return_token_ids"))
+BEYOND_TEXT |= {"logprobs", "prompt_logprobs"}
 
 
 class HttpWorkers:
@@ -111,10 +101,15 @@ class HttpWorkers:
         response = await self._opened(call, content, deadline)
         if "event-stream" not in response.headers.get("content-type", ""):
             return await self._read_reply(call, body, content, response, deadline)
+        response.gather()
         chunks, reply = self._chunks(call, body, content, response, deadline, call.timeout_s), call.so_far
         async with aclosing(chunks):
-            while (together := await chunks.next()) is not None:
-                reply.add_all(together)
+            try:
+                while (together := await chunks.next()) is not None:
+                    reply.add_all(together)
+            except asyncio.CancelledError:  # what came is billed
+                reply.add_all(chunks.rest())
+                raise
         head, usage = chunks.end()
         completion = check_completion({**head, "object": "chat.completion", **reply.body()})
         return WorkerReply(completion | {"usage": usage_body(usage)}, usage)
@@ -298,8 +293,14 @@ class WorkerStream:
         UpstreamError, for a chunk after those before it."""
         if self._error is not None:
             raise self._error
-        if (events := await self._events.next()) is None:
-            return None
+        events = await self._events.next()
+        return None if events is None else self._chunks(events)
+
+    def rest(self) -> list[dict[str, Any] | TextChunk]:
+        """The chunks that have come and were not read, without a wait; as far as they are valid."""
+        return self._chunks(self._events.rest())
+
+    def _chunks(self, events: list[SseEvent | TextChunk]) -> list[dict[str, Any] | TextChunk]:
         tally, chunks = self._tally, list[dict[str, Any] | TextChunk]()
         try:
             for event in events:

@@ -127,6 +127,13 @@ class Pieces:
         self._bounded.end()
         return None
 
+    def rest(self) -> bytes:
+        """What has come and was not read, as far as it can be decoded; without a wait."""
+        try:
+            return self._bounded.decode(self._reply.take_raw()) if isinstance(self._reply, Http1Reply) else b""
+        except (UpstreamProtocol, zlib.error):
+            return b""
+
     async def read_all(self, until_s: float) -> bytes:
         """Every piece, in one. Waits and raises as `next`."""
         first = await self.next(until_s)
@@ -174,6 +181,15 @@ class ReplyEvents(Generic[T]):
         piece = await self._pieces.next(self._until)
         self._until = min(self._deadline, self._now() + self._gap_s_max)
         self._is_over = piece is None
+        return self._events(piece)
+
+    def rest(self) -> list[SseEvent | T]:
+        """The events that have come and were not read, as far as they can be; without a wait."""
+        with suppress(UpstreamError):
+            return [] if self._is_done or self._is_over else self._events(self._pieces.rest())
+        return []
+
+    def _events(self, piece: bytes | None) -> list[SseEvent | T]:
         try:
             if piece is None:
                 events: list[SseEvent | T] = [*self._parser.end()]

@@ -238,10 +238,12 @@ def _by_policy(recent: CTE) -> Select[Any]:
 
 
 def _by_key(recent: CTE) -> Select[Any]:
-    named = recent.outerjoin(keys, keys.c.public_id == recent.c.key_id)
-    query = select(recent.c.key_id, keys.c.name.label("key_name"), *_measures(recent)).select_from(named)
-    query = query.group_by(recent.c.key_id, keys.c.name)
-    return query.order_by(func.count().desc(), recent.c.key_id).limit(GROUPS_MAX)
+    """Keys are named once their requests are summed: a join of each request costs as much as its sums."""
+    key, count = recent.c.key_id, func.count()
+    summed = select(key, *_measures(recent)).group_by(key).order_by(count.desc(), key).limit(GROUPS_MAX).subquery()
+    named = summed.outerjoin(keys, keys.c.public_id == summed.c.key_id)
+    query = select(summed.c.key_id, keys.c.name.label("key_name"), *list(summed.c)[1:]).select_from(named)
+    return query.order_by(summed.c.requests.desc(), summed.c.key_id)
 
 
 def _series(recent: CTE, since: datetime, window_s: int) -> Select[Any]:

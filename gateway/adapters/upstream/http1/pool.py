@@ -61,6 +61,14 @@ class Http1Reply:
         of the loop's clock, and HungUp."""
         return await self._connection.next(until_s)
 
+    def gather(self) -> None:
+        """`Connection.gather`."""
+        self._connection.gather()
+
+    def take_raw(self) -> bytes:
+        """What has come of the body and was not read, without a wait."""
+        return self._connection.take() if self._is_open else b""
+
     async def aiter_raw(self) -> AsyncIterator[bytes]:
         """Yield the body in the pieces that come, until the deadline of the call."""
         while piece := await self._connection.next(self._until_s):
