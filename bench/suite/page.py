@@ -13,6 +13,7 @@ from bench.suite import pictures
 from bench.suite.parts.dispatch import DECODED, WHOLE
 from bench.suite.parts.gateways import BATON, CROWD, DIRECT, MANY, ONE, PEERS, STREAM
 from bench.suite.parts.plans import FRAMEWORKS, PLANS
+from bench.suite.parts.training import SHARES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, FIGURES = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "benchmarks"
@@ -49,6 +50,7 @@ The other programs are installed from PyPI and npm, pinned by hash, into environ
 what does not install on a machine is a row that says so. Every round is in `bench/out/suite/`. A run that was
 interrupted goes on where it was.
 """
+ENGINES = {"small": "`small`: `arena-3`, 0.9M weights", "large": "`large`: SmolLM2-135M, LoRA of rank 16"}
 Lines = list[str]
 WIDTH = 118
 CONSOLE_GOAL_MS = 200
@@ -323,6 +325,30 @@ def of_processes(figures: Mapping[str, Any]) -> Lines:
     ]  # fmt: skip
 
 
+def of_training(figures: Mapping[str, Any]) -> Lines:
+    """Two tables."""
+    engines = figures["engines"]
+    rows = [
+        [
+            ENGINES[name],
+            " × ".join(map(str, figures["batches"][name])),
+            plain(each["per_s"]),
+            *(f"{100 * each[share]:.0f} %" for share in SHARES),
+        ]
+        for name, each in engines.items()
+    ]
+    missing = [f"{ENGINES[name]}: not measured, {why}." for name, why in figures["missing"].items()]
+    return [
+        "Episodes of an environment, their plans given as text, one process on one core (goal of `replay`: 20,000):",
+        "", *table(
+            ["environment", "steps of a plan", "episodes a second of processor time"],
+            [[each["environment"], str(each["steps"]), spread(each["per_cpu_s"])] for each in figures["environments"]],
+        ),
+        "", "Steps of the trainers that sample, one thread. TRL and verl learn from an export: they sample nothing.",
+        "", *table(["engine", "questions × episodes a step", "episodes/s", *SHARES], rows), *missing,
+    ]  # fmt: skip
+
+
 SECTIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Lines]]] = {
     "gateways": ("Beside other gateways", of_gateways),
     "plans": ("Plans beside frameworks", of_plans),
@@ -334,4 +360,5 @@ SECTIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Lines]]] = {
     "memory": ("Memory over many requests", of_memory),
     "streams": ("Open streams", of_streams),
     "processes": ("Two processes", of_processes),
+    "training": ("Training", of_training),
 }

@@ -25,7 +25,7 @@ from typing import Any
 
 from bench.suite import page
 from bench.suite.machine import commit, load, machine
-from bench.suite.parts import console, flat, gateways, memory, overload, plans, processes
+from bench.suite.parts import console, flat, gateways, memory, overload, plans, processes, training
 from bench.suite.rounds import say
 from bench.suite.sizes import SIZES, Size
 from gateway.files import write_atomic
@@ -56,6 +56,7 @@ PARTS = {
     "memory": Part(memory.requests, memory.figures_of_requests, "memory over many requests", None),
     "streams": Part(memory.streams, memory.figures_of_streams, "memory with many open streams", None),
     "processes": Part(processes.measure, processes.figures, "one process against two"),
+    "training": Part(training.measure, training.figures, "episodes where no model plans, and the steps of trainers"),
 }
 
 

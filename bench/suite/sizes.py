@@ -26,12 +26,14 @@ class Size:
     asks: int = 20  # of each query of the console
     requests: int = 20_000  # over which memory is watched
     streams: int = 1000
+    questions: int = 200  # of an environment, in training
+    train_steps: int = 3  # of each engine, after one to warm up
 
 
 TINY = Size(
     rounds=2, seconds=0.2, in_flight=4, crowd=8, plans_in_flight=2, plans_s=0.5, slowest_ms=20,
     token_ms=1.0, dispatches=1, overload_s=0.5, overload_rounds=1, keys=50, workers=8, rollouts=2000, requests=300,
-    asks=2, streams=10,
+    asks=2, streams=10, questions=4, train_steps=1,
 )  # fmt: skip
 SIZES = {
     "tiny": TINY,

@@ -54,6 +54,7 @@ class ServedConductor:
                 "--rollouts: vLLM takes an adapter in each step: give --set lora_rank=16, or another rank"
             )
         self.name = name
+        self.decoding_s: float | None = None
         self.model = ""  # vLLM's name of the weights
         self._initial, self._masks, self._alpha = initial, masks, initial.lora.alpha
         self._directory = directory.resolve()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,12 +119,14 @@ class Sampler:
 
 class BatchConductor:
     """Gathers calls and decodes them together. `name` is what rollouts call the version. `wait_s`: how long to wait for
-    company where calls come over a network; `apart`: decode in a thread, so that the network is served meanwhile."""
+    company where calls come over a network; `apart`: decode in a thread, so that the network is served meanwhile;
+    `decoding_s`: seconds of decoding since the last `refresh`."""
 
     def __init__(self, sampler: Sampler, tokens: Tokens, masks: Masks, context: int, name: str) -> None:
         self.name = name
         self.wait_s: float = 0.0
         self.apart = False
+        self.decoding_s = 0.0
         self._sampler = sampler
         self._tokens = tokens
         self._masks = masks
@@ -134,6 +137,7 @@ class BatchConductor:
 
     async def refresh(self) -> None:
         """The weights are the trainer's own."""
+        self.decoding_s = 0.0
 
     def of(self, *key: object) -> EpisodeConductor:
         """The conductor of one episode; equal keys draw equal numbers."""
@@ -190,6 +194,7 @@ class BatchConductor:
             self._flushing = None
 
     async def _decoded(self, rows: list[Decoded]) -> Exception | None:
+        began_s = time.perf_counter()
         try:
             if self.apart:
                 await asyncio.to_thread(self._sampler.decode, rows)
@@ -197,6 +202,8 @@ class BatchConductor:
                 self._sampler.decode(rows)
         except Exception as error:  # boundary: the error goes to the callers that wait for rows
             return error
+        finally:
+            self.decoding_s += time.perf_counter() - began_s
         return None
 
     async def _quiet(self) -> None:

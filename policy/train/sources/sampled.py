@@ -44,6 +44,11 @@ class RolloutsLost(Exception):
 class Conductors(Protocol):
     """What samples the plans of a step."""
 
+    @property
+    def decoding_s(self) -> float | None:
+        """The seconds that this process decoded since the last `refresh`; None where another one decodes."""
+        ...
+
     async def refresh(self) -> None:
         """Sample from the weights as they are from here on. Raises EngineDown, VersionRefused."""
         ...
@@ -115,6 +120,8 @@ class SampledSource:
         rows, rewards = self._judged(posed, found)
         figures = metrics.of_episodes(found.episodes, rewards)
         figures["sync_s"], figures["sampling_s"] = refreshed_s - began_s, time.perf_counter() - refreshed_s
+        if self._conductor.decoding_s is not None:
+            figures["decoding_s"] = self._conductor.decoding_s
         return Batch(rows, len(found.episodes), figures, found.capped)
 
     def _planner(self, step: int, prompt: Prompt, index: int) -> Planner:
