@@ -15,8 +15,8 @@ from fractions import Fraction
 from typing import Any
 
 from gateway.core.log.rollout import RoundRecord
-from gateway.core.loop.plan import PlanLimits, limits_from_json, schema_hash
-from gateway.core.loop.prompt import profile_of, schema_of
+from gateway.core.loop import prompt
+from gateway.core.loop.plan import PlanLimits, limits_from_json
 from gateway.errors import ConfigError
 from policy.dataset.refusals import RowRefused, listed
 from policy.dataset.row import Call, Row, Side
@@ -125,11 +125,11 @@ def grammar_of(planned: Row | RoundRecord) -> tuple[PlanLimits, Mapping[str, Any
     where the schema has another hash than was logged."""
     if planned.allowed is None:
         raise RowRefused("no_allowed")
-    allowed, profile = limits_from_json(planned.allowed), profile_of(planned.prompt_version or "")
+    allowed, profile = limits_from_json(planned.allowed), prompt.profile_of(planned.prompt_version or "")
     for merges in (allowed.merges, frozenset[str]()):  # none: the grammar of old logs, where a vote might see nothing
-        schema = schema_of(profile, replace(allowed, merges=merges))
-        if schema_hash(schema) == planned.schema_hash:
-            return allowed, schema
+        grammar = prompt.grammar_of(profile, replace(allowed, merges=merges))
+        if grammar.hash == planned.schema_hash:
+            return allowed, grammar.schema
     raise RowRefused("other_schema")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ class ReplayEnvironment(ExecutedEnvironment):
             for draw in answer.draws:
                 if draw.score is not None and draw.text == reply:
                     return draw.score
-        return float(normalise(extract_answer(reply)) == normalise(prompt.reference))
+        return float(_final(reply) == normalise(prompt.reference))
 
     def oracle(self, prompt: Prompt) -> str:
         """The cheapest plan of one step that is right; the cheapest of all where none is. Full information: one greedy
@@ -156,6 +157,12 @@ class _RecordedWorkers(SpeakerWorkers):
             message = "no check of this reply was recorded: it must be a worker's recorded answer, word for word"
             raise UpstreamRefused(message, upstream_status=404, code="no_recording")
         return tool_reply(check.says, check.cost_nano)
+
+
+@lru_cache(maxsize=4096)
+def _final(reply: str) -> str:
+    """The final answer of a reply: the same recorded one ends many episodes of a question."""
+    return normalise(extract_answer(reply))
 
 
 def _check_of(entry: Recording, reply: str, name: str | None) -> RecordedCheck | None:

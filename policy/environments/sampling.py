@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from policy.environments.base import Episode, PlanSource, Prompt, Spend, Ungraded
 
 CONCURRENCY = 32
+YOUNG_OBJECTS = 20_000  # an episode makes some thousand, hardly any in cycles
 UNGRADED_MAX = 16  # in a row: then nothing judges, and sampling on would only spend
 Work = Iterable[tuple[Prompt, Sequence[PlanSource]]]
 
@@ -61,12 +64,29 @@ async def sample(
     """Run every source on its prompt. Near the cap lanes end one by one; no running episode is cut off. Raises
     Ungraded where `UNGRADED_MAX` episodes in a row could not be judged."""
     lanes = _Lanes(environment, work, on_progress)
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(lanes.run())
+    with _calm_garbage():
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(lanes.run())
     left = next(lanes.items, None)
     groups = [[episode for _, episode in sorted(by_sample.items())] for by_sample in lanes.groups]
     return EpisodeGroups(groups, left is not None, lanes.ungraded)
+
+
+@contextmanager
+def _calm_garbage() -> Iterator[None]:
+    """Exempt what is there now from garbage collection meanwhile: where torch is loaded, a full collection takes 0.2 s,
+    and the objects of episodes bring about many. What stands exempt already is left so."""
+    threshold, is_free = gc.get_threshold(), not gc.get_freeze_count()
+    if is_free:
+        gc.freeze()
+        gc.set_threshold(YOUNG_OBJECTS, *threshold[1:])
+    try:
+        yield
+    finally:
+        if is_free:
+            gc.set_threshold(*threshold)
+            gc.unfreeze()
 
 
 class _Lanes:

@@ -39,7 +39,15 @@ from policy.simulators.recordings import (
     question_key,
     read_prices,
 )
-from policy.simulators.server import RequestRefusal, SimulatedReply, WorkerServer, choices_of, last_user_text, serve
+from policy.simulators.server import (
+    RequestRefusal,
+    SimulatedReply,
+    WorkerServer,
+    choices_of,
+    last_user_text,
+    serve,
+    tokens_max_of,
+)
 
 CHECK, CHECK_PATH = "check", "/check"
 CHECK_SAYS = "says whether a recorded check found the last reply it sees valid"
@@ -83,7 +91,7 @@ class ReplaySpeaker:
         answer = self._draw(answer, (worker, key))
         if answer.error is not None:
             raise RequestRefusal(answer.error.status, answer.error.code, answer.error.message)
-        pieces = _PIECE.findall(answer.text) or [""]
+        pieces = _pieces(answer, body)
         return SimulatedReply(
             [pieces],
             recording.input_tokens if answer.input_tokens is None else answer.input_tokens,
@@ -125,6 +133,14 @@ class ReplaySpeaker:
         turn = self._calls[asked] % (1 + len(samples))
         self._calls[asked] += 1
         return samples[turn - 1] if turn else answer
+
+
+def _pieces(answer: RecordedAnswer, body: Mapping[str, Any]) -> list[str]:
+    """The text of an answer in the pieces that it is streamed by or cut at; one piece where it is neither."""
+    limit = tokens_max_of(body)
+    if not (body.get("stream") or body.get("stop")) and (limit is None or limit >= answer.output_tokens):
+        return [answer.text]
+    return _PIECE.findall(answer.text) or [""]
 
 
 def pool_file(models: Sequence[str], prices: Mapping[str, Any], base_url: str, seed: int = 0) -> dict[str, Any]:

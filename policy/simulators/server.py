@@ -222,7 +222,7 @@ class WorkerServer:
 
 def cuts_of(answer: SimulatedReply, body: Mapping[str, Any]) -> list[Cut]:
     """The choices of what was said, as far as the request lets them go. Raises RequestRefusal on bad bounds."""
-    cuts = [cut(c, answer.completion_tokens, _tokens_max(body), _stops(body)) for c in answer.choices]
+    cuts = [cut(c, answer.completion_tokens, tokens_max_of(body), _stops(body)) for c in answer.choices]
     return [
         replace(c, finish_reason=answer.finish_reason) if c.finish_reason == "stop" and _is_complete(c, pieces) else c
         for c, pieces in zip(cuts, answer.choices, strict=True)
@@ -296,7 +296,8 @@ def choices_of(body: Mapping[str, Any]) -> int:
     return n
 
 
-def _tokens_max(body: Mapping[str, Any]) -> int | None:
+def tokens_max_of(body: Mapping[str, Any]) -> int | None:
+    """The most tokens that a request lets its reply have; None: no bound."""
     for key in ("max_completion_tokens", "max_tokens"):
         value = body.get(key)
         if value is not None:

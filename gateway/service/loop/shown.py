@@ -21,6 +21,7 @@ from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import WonPlan, WorkerExperience
 
 EXAMPLE_CHARS_MAX = 200  # of a question or a task in an example
+SHOWN_KEPT = 4096  # workers
 SHOWN_TOOLS_MAX, SIGNATURE_CHARS_MAX = 12, 160  # of one worker's tools
 
 
@@ -28,7 +29,25 @@ def shown_worker(
     spec: WorkerSpec, past: WorkerExperience | None, tools: Sequence[Tool] = (), errors: CheckerErrors | None = None
 ) -> ShownWorker:
     """One worker as the conductor's prompt shows it, with the tools that it has for others, and how often it errs as a
-    checker."""
+    checker. The same of a worker as last time is made once: a pool's workers are in every prompt."""
+    kept = _shown.get(id(spec))
+    if kept is not None and kept[0] is spec and kept[1:4] == (past, tools, errors):
+        return kept[4]
+    shown = _worker(spec, past, tools, errors)
+    if len(_shown) >= SHOWN_KEPT:
+        _shown.clear()
+    _shown[id(spec)] = spec, past, tools, errors, shown
+    return shown
+
+
+_shown: dict[
+    int, tuple[WorkerSpec, WorkerExperience | None, Sequence[Tool], CheckerErrors | None, ShownWorker]
+] = {}  # by the spec's id, which its entry keeps alive
+
+
+def _worker(
+    spec: WorkerSpec, past: WorkerExperience | None, tools: Sequence[Tool], errors: CheckerErrors | None
+) -> ShownWorker:
     if past is not None and past.n < SHOWN_MIN:
         past = None
     seen = ShownExperience(past.n, past.success_mean, past.cost_nano_mean, past.latency_ms_mean) if past else None

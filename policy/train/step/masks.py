@@ -17,6 +17,7 @@ from llguidance import LLMatcher
 from policy.serve.tokens import Tokens
 
 BYTES_MAX = 128 << 20  # of masks and matchers kept between steps
+KEYS_MAX = 1024  # of schemas whose text is known
 MATCHER_BYTES = 12 << 10  # measured, of llguidance 1.9 with plan schemas
 Bits = npt.NDArray[np.uint8]
 
@@ -62,14 +63,24 @@ class Masks:
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
         self._roots: OrderedDict[str, Place] = OrderedDict()
+        self._keys: dict[int, tuple[Mapping[str, Any], str]] = {}  # by id, of schemas that many calls share
 
     def root(self, schema: Mapping[str, Any]) -> Place:
         """The beginning of a plan. Raises BadSchema."""
-        key = json.dumps(schema)
+        key = self._key(schema)
         if key not in self._roots:
             self._roots[key] = Place(self._tokens.matcher(schema), self._tokens.vocab)
         self._roots.move_to_end(key)
         return self._roots[key]
+
+    def _key(self, schema: Mapping[str, Any]) -> str:
+        known, key = self._keys.get(id(schema), (None, ""))
+        if known is not schema:
+            key = json.dumps(schema)
+            if len(self._keys) >= KEYS_MAX:
+                self._keys.clear()
+            self._keys[id(schema)] = schema, key
+        return key
 
     def after(self, place: Place, token: int) -> Place:
         """The place behind `token`. Raises OutsideGrammar."""
