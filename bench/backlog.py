@@ -202,7 +202,7 @@ def run(options: argparse.Namespace) -> dict[str, Samples]:
         directory = held.enter_context(temporary_directory())
         worker = held.enter_context(program("mock", directory, "bench.cost", "worker"))
         pool = directory / "pool.yaml"
-        pool.write_text(POOL.format(url=worker.url))
+        pool.write_text(POOL.format(url=worker.url, gap_ms=0))
         for number in range(options.rounds):
             for name, checkout in options.arm[:: -1 if number % 2 else 1]:
                 one_round(checkout, pool, directory / f"{name}{number}", options.rollouts, samples[name])

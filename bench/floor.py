@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> Ratios:
         directory = held.enter_context(temporary_directory())
         worker = held.enter_context(program("mock", directory, "bench.cost", "worker"))
         pool = directory / "pool.yaml"
-        pool.write_text(POOL.format(url=worker.url))
+        pool.write_text(POOL.format(url=worker.url, gap_ms=0))
         conductor = scripted(held, directory) if options.plan else "none"
         settings = SETTINGS | (PLANNED if options.plan else {})
         served = held.enter_context(gateway(directory, conductor=conductor, pool=pool, settings=settings))

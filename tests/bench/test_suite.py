@@ -17,7 +17,7 @@ import pytest
 from bench.suite import cores, page, pictures, run
 from bench.suite.client import Crowd, Target
 from bench.suite.machine import machine
-from bench.suite.parts import console, flat, gateways, memory, overload, plans, processes
+from bench.suite.parts import console, flat, gateways, memory, overload, plans, processes, training
 from bench.suite.peers.gateways import NotInstalled, free_port, install
 from bench.suite.rounds import Arm, Cell, interleave, percentile, ratios, rounded, summary, turned
 from bench.suite.sizes import SIZES, TINY
@@ -316,6 +316,12 @@ def figures_of_all() -> dict[str, dict[str, Any]]:
         "memory": {"points": [[0, 1.0], [10, 2.0]], "in_flight": 2},
         "streams": {"streams": 3, "open": 3, "before_mib": 10.0, "with_mib": 11.0},
         "processes": {"rows": [row(arm, 0) for arm in ("one", "two")], "in_flight": 2, "cores": 2, "shared": True},
+        "training": {
+            "rows": [{"environment": "replay", "steps": 1, "cpu_us": each} for each in (400.0, 500.0, 1000.0)],
+            "steps": {"small": [{"episodes": 8, "decoding": 1.0, "environment": 2.0, "update": 1.0}]},
+            "missing": {"large": "torch is not installed"},
+            "batches": training.BATCHES,
+        },
     }
     for name in ("workers", "rollouts"):
         cell = "named" if name == "workers" else "rule"
@@ -339,6 +345,9 @@ def test_all_sections_are_rendered_and_fit_a_terminal() -> None:
     assert "| health, admin, models, outcomes: failed; at capacity | 1 of 5; 1 of 5 |" in text
     assert "| OpenAI Agents SDK | not measured |" in text
     assert "5 keys, each in turn" in text
+    assert "| replay | 1 | 2,000 (1,000–2,500) |" in text
+    assert "| 12 × 16 | 2 | 25 % | 50 % | 25 % |" in text
+    assert "not measured, torch is not installed." in text
     assert text.count("- P, 2 cores, 1 GiB; K; Python 3; Baton 0") == 1
     assert {line.count("|") for line in text.splitlines() if line.startswith(("| ", "|-"))} >= {3, 7, 8}
     drawn = pictures.of(figures)

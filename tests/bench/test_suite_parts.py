@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.suite import page, run
-from bench.suite.parts import gateways, plans
+from bench.suite.parts import gateways, plans, training
 from bench.suite.sizes import TINY, Size
 from policy.recipes.stack import temporary_directory
 
@@ -61,3 +61,23 @@ def test_a_part_of_baton_alone_fills_its_section(name: str) -> None:
         assert figures["counts"]["many"] > figures["counts"]["few"] > 900
     if name == "keys":
         assert figures["counts"]["many"] == TINY.keys
+
+
+def test_environments_are_measured_without_a_model() -> None:
+    raw = measured(lambda directory, size: training.measure(directory, size, only=()))
+    assert {(row["environment"], row["steps"]) for row in raw["rows"]} == {
+        *(("arena", 1), ("arena", 3)),
+        *(("replay", 1), ("replay", 3)),
+    }
+    assert all(0 < row["right"] <= 1 and row["cpu_us"] > 0 for row in raw["rows"]), raw
+    assert page.of_training(training.figures(raw))
+
+
+@pytest.mark.train
+@pytest.mark.timeout(280)
+def test_the_steps_of_our_trainer_have_shares() -> None:
+    pytest.importorskip("torch")
+    raw = measured(lambda directory, size: training.measure(directory, size, only=("small",)))
+    shares = training.figures(raw)["engines"]["small"]
+    assert all(0 < shares[name] < 1 for name in ("decoding", "environment"))
+    assert shares["per_s"] > 0

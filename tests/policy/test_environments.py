@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -286,6 +287,20 @@ async def test_the_order_of_episodes_changes_nothing(replay: ReplayEnvironment, 
         alone = [[await env.episode(prompt, source, i) for i, source in enumerate(sources)] for prompt, sources in work]
         assert [[told(e) for e in group] for group in found.groups] == [[told(e) for e in group] for group in alone]
         assert not found.capped
+
+
+async def test_sampling_leaves_garbage_collection_as_it_was(replay: ReplayEnvironment) -> None:
+    threshold, seen = gc.get_threshold(), list[bool]()
+    work = [(prompt, [fixed("dear")]) for prompt in replay.prompts("train", 2, 0)]
+    await sample(replay, work, on_progress=lambda _: seen.append(gc.get_freeze_count() > 0))
+    assert (seen, gc.get_freeze_count(), gc.get_threshold()) == ([True, True], 0, threshold)
+    gc.freeze()  # as a process does that keeps what it has loaded
+    try:
+        await sample(replay, work)
+        assert gc.get_freeze_count() > 0
+        assert gc.get_threshold() == threshold
+    finally:
+        gc.unfreeze()
 
 
 async def test_the_cap_ends_a_sampling_cleanly_and_holds(tmp_path: Path) -> None:

@@ -223,6 +223,15 @@ def sampled() -> dict[str, Any]:
     return {"output": "It is 4.", "output_tokens": 9, "correct": True, "cost_usd": 1, "samples": draws}
 
 
+@pytest.mark.parametrize("more", [{"stream": True}, {"stop": "is"}, {"max_tokens": 3}, {"max_completion_tokens": 3}])
+def test_an_answer_is_taken_apart_only_where_it_is_streamed_or_cut(tmp_path: Path, more: dict[str, Any]) -> None:
+    speaker = ReplaySpeaker(load(write(tmp_path / "r.jsonl", record(0, workers={"m": sampled()}))))
+    asked = ask("m", record(0)["question"])
+    assert speaker.say("m", asked).choices == [["It is 4."]]
+    assert speaker.say("m", asked | {"max_tokens": 9}).choices == [["It is 4."]]
+    assert speaker.say("m", asked | more).choices == [["It", " is", " 4."]]
+
+
 def test_samples_answer_repeated_calls_in_turn(tmp_path: Path) -> None:
     path = write(
         tmp_path / "r.jsonl", *(record(i, workers={"m": sampled(), "n": {**sampled(), "samples": []}}) for i in (0, 1))

