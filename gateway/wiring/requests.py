@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.adapters.host.poolfile import PoolFileSource
-from gateway.adapters.postgres.database import StoreLocks
 from gateway.adapters.postgres.store import PostgresResponses
 from gateway.adapters.postgres.turns import PostgresConversations, PostgresReplies, PostgresSessions
+from gateway.adapters.postgres.upkeep.claims import StoreLocks
 from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.adapters.redis.conversations import RedisConversations
 from gateway.adapters.redis.ratelimits import RedisRateLimits

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.adapters.host.clock import SystemClock
-from gateway.adapters.postgres.database import StoreLocks
+from gateway.adapters.postgres.upkeep.claims import StoreLocks
 from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.money.ledger import Scope
 from gateway.errors import ConfigError, MoneyUnavailable

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import InternalError
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres import database
-from gateway.adapters.postgres.database import LOOKUPS_MAX, async_engine, sync_engine, transaction
+from gateway.adapters.postgres.database import LOOKUPS_MAX, async_engine, lookup_engine, sync_engine, transaction
 from gateway.adapters.postgres.reports.overview import REPORTS_MAX
 from gateway.errors import Unavailable
 from tests.redis_server import RedisServer
 from tests.security.gateway import PROVIDER_KEY, Gateway, ask, running
-from tests.waiting import BOUND_S, wait_until
+from tests.waiting import BOUND_S, until, wait_until
 
 REQUESTS_MAX, BACKGROUND_MAX = 2, 3
 SHIPPER, CLAIM = 1, 1  # one connection each: docs/deploy.md names them with the look-ups as `six more`
@@ -106,6 +109,31 @@ def test_a_process_has_no_more_connections_than_its_settings_and_six(gateway: Ga
     allowed = REQUESTS_MAX + BACKGROUND_MAX + LOOKUPS_MAX + SHIPPER + CLAIM
     # A statement that was cancelled ends its connection, which the server may count for a while beside the next one.
     wait_until(lambda: connections(gateway.database_url) <= allowed)
+
+
+@pytest.mark.parametrize("make", [async_engine, lookup_engine])
+async def test_a_connection_that_nobody_waits_for_any_longer_is_closed(
+    database_url: str, make: Callable[[str], AsyncEngine]
+) -> None:
+    """psycopg leaves one whose `connect` was cancelled to the garbage collection, which a gateway rarely runs."""
+
+    async def use(engine: AsyncEngine) -> None:
+        async with engine.connect() as connection:
+            await connection.execute(text("SELECT 1"))
+
+    gc.disable()
+    try:
+        before = connections(database_url)
+        for number in range(40):
+            engine = make(database_url)
+            using = asyncio.create_task(use(engine))
+            await asyncio.sleep(number * 0.0003)
+            using.cancel()
+            await asyncio.wait([using])
+            await engine.dispose()
+        await until(lambda: asyncio.to_thread(lambda: connections(database_url) <= before))
+    finally:
+        gc.enable()
 
 
 def test_a_transaction_whose_client_was_cut_off_gives_its_locks_back(

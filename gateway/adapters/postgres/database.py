@@ -8,7 +8,6 @@ statements; psycopg composes their identifiers and numbers.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import struct
 import time
@@ -33,20 +32,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from gateway.errors import ConfigError, Unavailable
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.M)
-KEEPALIVE = {"tcp_keepalives_idle": 15, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 3}
 IDLE_S = 60.0  # a transaction that rests longer is rolled back: its client was cut off, and its locks stop others
 LOOKUPS_MAX = 4  # connections of one process, beside those of requests
 ABSENT_S, PRESENT_S = 2.0, 60.0  # how long a look at what there is counts
 ABSENCES_MAX = 10_000
-LOCK_KIND = 0x62756467  # "budg": the claims on budget stores
 _ONE_MOMENT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-_SET = text("SELECT set_config(:name, :value, false)")
-_LOCK = text("SELECT pg_advisory_lock_shared(:kind, :key)")
-_UNLOCK = text("SELECT pg_advisory_unlock_shared(:kind, :key)")
-_CLAIMED = text(
-    "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND classid = :kind AND objsubid = 2 AND granted "
-    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-)
 _AWAY = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, PoolTimeout)
 _DIALECT = PGDialect_psycopg()  # type: ignore[no-untyped-call]
 _COMMENT = re.compile(r"^--.*\n", re.M)
@@ -105,7 +95,7 @@ def async_engine(
     told so as it connects: SQLAlchemy's isolation level is set at each use, and whoever is cancelled meanwhile loses
     the connection."""
     options = _options(connect_timeout_s, statement_timeout_s, pool_size, pool_timeout_s)
-    options["connect_args"]["autocommit"] = autocommit
+    options["connect_args"] |= {"autocommit": autocommit, "async_creator_fn": _connect}
     return create_async_engine(driver_url(database_url), **options)
 
 
@@ -116,8 +106,24 @@ def lookup_engine(
     statement is a transaction of its own (as in `async_engine`)."""
     options = _options(connect_timeout_s, statement_timeout_s, LOOKUPS_MAX, pool_timeout_s)
     options |= {"pool_pre_ping": False, "pool_reset_on_return": None}
-    options["connect_args"]["autocommit"] = True
+    options["connect_args"] |= {"autocommit": True, "async_creator_fn": _connect}
     return create_async_engine(driver_url(database_url), **options)
+
+
+async def _connect(*arguments: Any, **options: Any) -> psycopg.AsyncConnection[Any]:
+    """A connection. Where whoever wanted it is cancelled meanwhile it is closed once it is there: psycopg forgets one
+    that it has begun, and the server counts it until the garbage is collected."""
+    connecting = asyncio.ensure_future(psycopg.AsyncConnection.connect(*arguments, **options))
+    try:
+        return await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        connecting.add_done_callback(_close)
+        raise
+
+
+def _close(connecting: asyncio.Future[psycopg.AsyncConnection[Any]]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().pgconn.finish()
 
 
 def sync_engine(
@@ -283,63 +289,6 @@ class _Lost(psycopg.OperationalError):
 def placeholders(statement: TextClause | Select[Any]) -> str:
     """The statement with psycopg's placeholders, for `Lookups`."""
     return str(statement.compile(dialect=_DIALECT))
-
-
-class StoreLocks:
-    """The port StoreClaims: an advisory lock of a connection of its own, which ends with the process. `database_url`
-    must not lead to a pooler that shares connections between transactions."""
-
-    def __init__(self, database_url: str, *, timeout_s: float = 2.0) -> None:
-        self._engine = async_engine(database_url, pool_size=1, statement_timeout_s=timeout_s, autocommit=True)
-        self._connection: AsyncConnection | None = None
-        self._claimed: int | None = None
-
-    async def claim(self, server: str) -> bool:
-        key = int.from_bytes(hashlib.sha256(server.encode()).digest()[:4], "big", signed=True)
-        try:
-            connection = await self._connected()
-            if self._claimed not in (None, key):  # or gateways that move to a new server would wait for each other
-                await connection.execute(_UNLOCK, {"kind": LOCK_KIND, "key": self._claimed})
-                self._claimed = None
-            if await self._others(connection, key):
-                return False
-            if self._claimed is None:
-                await connection.execute(_LOCK, {"kind": LOCK_KIND, "key": key})
-                self._claimed = key
-                if any(other < key for other in await self._others(connection, key)):  # of two at a time one stays
-                    await connection.execute(_UNLOCK, {"kind": LOCK_KIND, "key": key})
-                    self._claimed = None
-        except (OperationalError, InterfaceError, PoolTimeout) as error:
-            await self._drop()
-            raise Unavailable("the database is not available", code="store_unavailable") from error
-        return self._claimed is not None
-
-    async def close(self) -> None:
-        """Give the claim back."""
-        await self._drop()
-        await self._engine.dispose()
-
-    async def _connected(self) -> AsyncConnection:
-        if self._connection is None:
-            self._connection = await self._engine.connect()
-            for setting, seconds in KEEPALIVE.items():  # so that the claim of a host that is gone ends in half a minute
-                await self._connection.execute(_SET, {"name": setting, "value": str(seconds)})
-        return self._connection
-
-    async def _others(self, connection: AsyncConnection, key: int) -> list[int]:
-        claimed = await connection.scalars(_CLAIMED, {"kind": LOCK_KIND})
-        return [other for other in map(_signed, claimed) if other != key]
-
-    async def _drop(self) -> None:
-        connection, self._connection, self._claimed = self._connection, None, None
-        if connection is not None:
-            with suppress(DBAPIError):
-                await connection.invalidate()
-                await connection.close()
-
-
-def _signed(objid: int) -> int:
-    return objid - 2**32 if objid >= 2**31 else objid
 
 
 @lru_cache(maxsize=64)
