@@ -55,6 +55,7 @@ def test_a_start_that_was_made_is_not_made_again(
     monkeypatch.setattr("policy.start.recorded.start.EPISODES_MIN", 100)
     monkeypatch.setattr("policy.start.recorded.start.EPISODES_MAX", 100)
     small = ["--set", "steps=1", "--set", "prompts=2", "--set", "samples=2", "--work", str(tmp_path / "work")]
+    small += ["--set", "dial_questions=10"]
     assert main(["train", *files, *small, "--out", str(tmp_path / "one")]) == 0
     assert "teaching" in capsys.readouterr().err
     assert main(["train", *files, *small, "--resume", "--out", str(tmp_path / "two")]) == 0
