@@ -64,7 +64,7 @@ mutants: ## how many small changes to the ledger, plans and money the tests noti
 	@scripts/install dev
 	@.venv/bin/python -m scripts.mutants $(ARGS)
 
-check: ## ruff, mypy, import contracts
+check: ## ruff, mypy, import contracts, house limits, tidiness of pages
 	@scripts/install dev
 	@scripts/check
 

@@ -2,7 +2,8 @@
 
     python -m tests.clients ENVIRONMENT=TEST[,TEST…] … [-- PYTEST ARGUMENTS]
 
-Runs in the gateway's own environment; `scripts/test-clients` calls it. Exit status: the worst of pytest's.
+Runs in the gateway's own environment; `scripts/test-clients` calls it. Arguments that begin with TESTS run alone, each
+in every environment that has it. Exit status: the worst of pytest's; 2 for a test that no environment has.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from policy.recipes.stack import Gateway, clean_environment, gateway, program, t
 from tests.clients.upstream import FAILING
 
 ROOT = Path(__file__).resolve().parents[2]
+TESTS = "tests/clients/"
 CONDUCTOR = "worker:planner"
 HANDLES = {"scribe": "atlas", "drafter": "quill", "planner": "baton1", "embedder": "vector"}
 HANDLES |= {name: name for name in FAILING}
@@ -36,14 +38,30 @@ PYTEST = (
 def main(arguments: list[str]) -> int:
     """The worst exit status of all environments."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    suites, options = arguments[:at], arguments[at + 1 :]
+    named = [one for one in arguments[at + 1 :] if one.startswith(TESTS)]
+    suites = chosen(arguments[:at], named)
+    options = [one for one in arguments[at + 1 :] if one not in named]
+    if unknown := [one for one in named if all(one not in paths for paths in suites.values())]:
+        sys.stderr.write(f"test-clients: no client's environment has {unknown[0]}\n")
+        return 2
     with temporary_directory() as directory, program("upstream", directory, "tests.clients.upstream") as model:
         pool = directory / "pool.yaml"
         pool.write_text(json.dumps(pool_file(model.url)))
         with gateway(directory, conductor=CONDUCTOR, pool=pool, settings=SETTINGS) as served:
             facts = directory / "facts.json"
             facts.write_text(json.dumps(facts_of(served)))
-            return max(run(suite, facts, options) for suite in suites)
+            return max(run(python, facts, [*paths, *options]) for python, paths in suites.items() if paths)
+
+
+def chosen(suites: list[str], named: list[str]) -> dict[str, list[str]]:
+    """Interpreter → its tests; of `named` those that it has, where any are named."""
+    found = {}
+    for suite in suites:
+        environment, _, tests = suite.partition("=")
+        paths = [f"{TESTS}{name}" for name in tests.split(",")]
+        mine = [one for one in named if any(one.startswith(path) for path in paths)]
+        found[f"{environment}/bin/python"] = mine if named else paths
+    return found
 
 
 def pool_file(url: str) -> dict[str, Any]:
@@ -88,16 +106,9 @@ def new_key(served: Gateway, **limits: Any) -> str:
     return str(reply.json()["key"])
 
 
-def run(suite: str, facts: Path, options: list[str]) -> int:
-    """pytest in one environment; its exit status. Tests that `options` name are run alone, where they fit."""
-    environment, _, tests = suite.partition("=")
-    paths = [f"tests/clients/{name}" for name in tests.split(",")]
-    if named := [option for option in options if option.startswith("tests/clients/")]:
-        options = [option for option in options if option not in named]
-        paths = [name for name in named if any(name.startswith(path) for path in paths)]
-        if not paths:
-            return 0
-    command = [f"{environment}/bin/python", *PYTEST, f"--facts={facts}", *paths, *options]
+def run(python: str, facts: Path, arguments: list[str]) -> int:
+    """pytest in one environment; its exit status."""
+    command = [python, *PYTEST, f"--facts={facts}", *arguments]
     return subprocess.run(command, cwd=ROOT, env=clean_environment() | {"PYTHONPATH": "."}, check=False).returncode
 
 
