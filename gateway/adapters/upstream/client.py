@@ -12,7 +12,7 @@ import math
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -21,6 +21,7 @@ from typing import Any
 
 import aiohttp
 import httpx
+import msgspec
 import yarl
 from httpx_aiohttp import AiohttpTransport
 
@@ -57,6 +58,7 @@ TIMED_OUT_SHARE = 0.9  # of a call's time-out: one that is cancelled later was g
 Items = AsyncGenerator[ConductorChunk | ConductorEnd, None]
 MESSAGE_CHARS_MAX = 500
 RETRY_AFTER_S_MAX = 3600.0
+_encode = msgspec.json.Encoder().encode
 _KEY_LIKE = re.compile(r"(?i)\b(sk|rk|pk|key|AIza)[-_][\w*.-]{6,}|\bAIza[\w-]{10,}|\bbearer\s+\S+")
 _SOUND = re.compile(r"audio/[a-z0-9.+-]{1,64}")
 _RETRYABLE = (408, 409, 425, 429)
@@ -71,9 +73,8 @@ _TOO_LONG = re.compile(r"(?i)context[ _](length|window)|prompt is too long|too m
 
 
 class PooledClient(httpx.AsyncClient):
-    """httpx's client over one session of aiohttp. Calls of conductors use the session itself, for httpx around it took
-    half of a call's processor time, and calls of model workers connections of their own. It keeps no state between
-    calls."""
+    """httpx's client over one session of aiohttp. Calls of model workers and of conductors use connections of our own,
+    for httpx and aiohttp took most of a call's processor time. It keeps no state between calls."""
 
     def __init__(self, connections_max: int) -> None:
         self._connections_max = connections_max
@@ -104,7 +105,7 @@ class PooledClient(httpx.AsyncClient):
         return self._made
 
     def connections(self) -> ConnectionPool:
-        """The connections for calls of model workers, made in the event loop of the first call."""
+        """The connections for calls of model workers and conductors, made in the event loop of the first call."""
         if self._pool is None:
             self._pool = ConnectionPool(
                 self._connections_max,
@@ -289,6 +290,10 @@ async def guarded(breaker: Breaker, call: ConductorCall, items: Items) -> Items:
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
+    """A body as JSON. Raises UpstreamRefused for a number that JSON does not have."""
+    with suppress(TypeError, ValueError, OverflowError, RecursionError):  # half a surrogate pair, a large integer
+        if b"null" not in (content := _encode(body)):  # as which it would write NaN
+            return content
     try:
         return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError):

@@ -21,9 +21,18 @@ import aiohttp
 import httpx
 
 from gateway.adapters.upstream.client import JSON, Breaker, Items, PooledClient, endpoint_url, guarded, http_client
-from gateway.adapters.upstream.plans.stream import MESSAGE_CHARS_MAX, PlanStream, json_object, json_objects
-from gateway.adapters.upstream.replies import HttpxReply, RawReply, transport_error
-from gateway.adapters.upstream.sse import DONE, SseError, SseParser
+from gateway.adapters.upstream.plans.stream import (
+    MESSAGE_CHARS_MAX,
+    PlanChunk,
+    PlanStream,
+    json_object,
+    json_objects,
+    read_chunk,
+)
+from gateway.adapters.upstream.http1.connection import HungUp
+from gateway.adapters.upstream.http1.pool import Http1Reply
+from gateway.adapters.upstream.replies import HttpxReply, transport_error
+from gateway.adapters.upstream.sse import DONE, SseError, SseEvent, SseParser
 from gateway.core.loop.plan import portable_schema
 from gateway.core.openai.reply import json_bytes
 from gateway.core.openai.structured import strict_schema
@@ -31,7 +40,7 @@ from gateway.errors import ConductorError
 from gateway.service.ports.request import Conductor, ConductorCall
 
 Structured = Literal["auto", "vllm", "json_schema", "json_object", "none"]
-Reply = RawReply | HttpxReply
+Reply = Http1Reply | HttpxReply
 
 TEXT_BYTES_MAX = 256 << 10
 EVENT_BYTES_MAX = 1 << 20
@@ -98,7 +107,7 @@ class HttpConductor(Conductor):
     async def describe(self) -> dict[str, Any]:
         """The server's description of the live version: {"id", "owned_by", **manifest}. Raises ConductorError."""
         timeout_s = min(PROBE_TIMEOUT_S, self._timeout_s)
-        async with _transport(time.monotonic() + timeout_s):
+        async with _transport(asyncio.get_running_loop().time() + timeout_s):
             request = self._client.build_request("GET", f"{self._base_url}/models", headers=self._headers)
             response = HttpxReply(await self._client.send(request, stream=True))
             try:
@@ -130,8 +139,8 @@ class HttpConductor(Conductor):
         deadline = time.monotonic() + min(call.timeout_s, self._timeout_s)
         if self._structured == "auto":
             self._structured = await self._dialect()
-        response, body = await self._open(call, deadline)
         until_s = asyncio.get_running_loop().time() + deadline - time.monotonic()
+        response, body = await self._open(call, until_s)
         plan, parser = PlanStream(call.model or self._model, self._text_bytes_max), SseParser(EVENT_BYTES_MAX)
         try:
             while not plan.is_over:
@@ -142,12 +151,12 @@ class HttpConductor(Conductor):
             await response.aclose()
         yield plan.end(body)
 
-    async def _open(self, call: ConductorCall, deadline: float) -> tuple[Reply, dict[str, Any]]:
+    async def _open(self, call: ConductorCall, until_s: float) -> tuple[Reply, dict[str, Any]]:
         """Open a response with status 200; return it with the request's body. Drops refused options one at a time."""
         for _ in range(len(DROPPABLE) + 2):
             body = self._body(call)
-            async with _transport(deadline):
-                response = await self._sent(json_bytes(body), call.headers)
+            async with _transport(until_s):
+                response = await self._sent(json_bytes(body), call.headers, until_s)
                 if response.status_code == 200:
                     return response, body
                 try:
@@ -160,24 +169,22 @@ class HttpConductor(Conductor):
             self._refused.add(option)
         raise ConductorError("refused", "the conductor's server refuses every form of the request", billable=False)
 
-    async def _sent(self, content: bytes, headers: Mapping[str, str]) -> Reply:
-        """Send a request; once more if the server closes the connection without a byte of an answer. A server closes
-        idle connections, and a call may meet that. A plan changes nothing, so it may be asked for twice (RFC 9110
-        §9.2.2)."""
+    async def _sent(self, content: bytes, headers: Mapping[str, str], until_s: float) -> Reply:
+        """Send a request; once more if the server closes the connection before it has answered. A server closes idle
+        connections, and a call may meet that. A plan changes nothing, so it may be asked for twice (RFC 9110 §9.2.2)."""
         try:
-            return await self._posted(content, headers)
-        except (httpx.TransportError, aiohttp.ServerDisconnectedError) as error:
-            if not isinstance(error.__cause__ or error, aiohttp.ServerDisconnectedError):
+            return await self._posted(content, headers, until_s)
+        except (httpx.TransportError, HungUp) as error:
+            if not isinstance(error.__cause__ or error, HungUp | aiohttp.ServerDisconnectedError):
                 raise
-            return await self._posted(content, headers)
+            return await self._posted(content, headers, until_s)
 
-    async def _posted(self, content: bytes, headers: Mapping[str, str]) -> Reply:
-        """Send a request once: over the client's session where it has one, because httpx around it costs as much."""
+    async def _posted(self, content: bytes, headers: Mapping[str, str], until_s: float) -> Reply:
+        """Send a request once: over the pool's connections where the client has them, as httpx costs a multiple."""
         headers = {**headers, **self._headers, "content-type": JSON, "user-agent": "baton"}
         if isinstance(self._client, PooledClient):
             parsed = endpoint_url(self._base_url, "chat/completions")
-            exchange = self._client.session().post(parsed, data=content, headers=headers, allow_redirects=False)
-            return RawReply(await exchange)
+            return await self._client.connections().post(parsed, headers, content, until_s)
         url = f"{self._base_url}/chat/completions"
         request = self._client.build_request("POST", url, content=content, headers=headers)
         return HttpxReply(await self._client.send(request, stream=True))
@@ -239,10 +246,11 @@ def _schema_fields(structured: Structured, schema: Mapping[str, Any]) -> dict[st
 
 
 @asynccontextmanager
-async def _transport(deadline: float) -> AsyncIterator[None]:
-    """Convert exceptions of the HTTP clients, and an expired deadline, to ConductorError(down | slow)."""
+async def _transport(until_s: float) -> AsyncIterator[None]:
+    """Convert exceptions of the HTTP clients, and a deadline of the loop's clock that has passed, to
+    ConductorError(down | slow)."""
     try:
-        async with asyncio.timeout(deadline - time.monotonic()):
+        async with asyncio.timeout_at(until_s):
             yield
     except (TimeoutError, *TRANSPORT_ERRORS) as error:
         raise _unreachable(error) from error
@@ -255,18 +263,19 @@ def _unreachable(error: Exception) -> ConductorError:
     return ConductorError("down", problem, billable=transport_error(error).dispatched)
 
 
-async def _events(response: Reply, parser: SseParser, until_s: float) -> tuple[list[str], bool]:
-    """The data of the events that came together, and whether the stream has ended. Raises ConductorError."""
+async def _events(response: Reply, parser: SseParser, until_s: float) -> tuple[list[PlanChunk | str], bool]:
+    """The events that came together, as chunks or as their data, and whether the stream has ended. Raises
+    ConductorError."""
     try:
         piece = await response.next_raw(until_s)
     except (TimeoutError, *TRANSPORT_ERRORS) as error:
         raise _unreachable(error) from error
     try:
-        events = parser.feed(piece) if piece else parser.end()
+        events = parser.feed_to(read_chunk, piece) if piece else parser.end()
     except SseError as error:
         raise ConductorError("unparseable", f"the conductor's stream is not an event stream: {error}") from None
-    texts = [event.data for event in events]
-    return (texts[: texts.index(DONE)], True) if DONE in texts else (texts, not piece)
+    came = [event.data if isinstance(event, SseEvent) else event for event in events]
+    return (came[: came.index(DONE)], True) if DONE in came else (came, not piece)
 
 
 async def _bounded(response: Reply, bytes_max: int) -> bytes:

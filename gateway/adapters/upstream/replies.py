@@ -29,35 +29,8 @@ TRANSPORT = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.Clien
 _NOT_CONNECTED = (NotConnected, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, httpx.ConnectError)
 
 
-class RawReply:
-    """A response of aiohttp with the names of httpx, for the functions below; its body comes as it was sent."""
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status_code = response.status
-        self.headers: Mapping[str, str] = response.headers
-
-    def aiter_raw(self) -> AsyncIterator[bytes]:
-        """Yield the body in the pieces that the connection has received."""
-        return self._response.content.iter_any()
-
-    async def next_raw(self, until_s: float) -> bytes:
-        """What has come of the body, or comes next; empty at its end. Raises TimeoutError for a wait beyond `until_s`
-        of the loop's clock."""
-        content = self._response.content
-        piece = content.read_nowait()
-        if piece or content.at_eof():
-            return piece
-        async with asyncio.timeout_at(until_s):
-            return await content.readany()
-
-    async def aclose(self) -> None:
-        """Release the connection; one whose reply was not read to its end is closed."""
-        await self._response.__aexit__(None, None, None)
-
-
 class HttpxReply:
-    """A response of httpx, read in the same way."""
+    """A response of httpx, with the methods of `Http1Reply` that the functions below need."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
@@ -69,7 +42,7 @@ class HttpxReply:
         return self._pieces
 
     async def next_raw(self, until_s: float) -> bytes:
-        """The next piece of the body, as `RawReply.next_raw`."""
+        """The next piece of the body, as `Http1Reply.next_raw`."""
         async with asyncio.timeout_at(until_s):
             return await anext(self._pieces, b"")
 
@@ -78,7 +51,7 @@ class HttpxReply:
         await self._response.aclose()
 
 
-AnyReply = httpx.Response | RawReply | Http1Reply
+AnyReply = httpx.Response | Http1Reply
 
 
 class _Bounded:
@@ -112,7 +85,7 @@ class _Bounded:
 class Pieces:
     """The decoded body of a reply, piece by piece, of at most `bytes_max` bytes in all."""
 
-    def __init__(self, reply: RawReply | Http1Reply, bytes_max: int) -> None:
+    def __init__(self, reply: Http1Reply, bytes_max: int) -> None:
         self._reply = reply
         self._bounded = _Bounded(reply.headers, bytes_max)
 
@@ -130,7 +103,7 @@ class Pieces:
     def rest(self) -> bytes:
         """What has come and was not read, as far as it can be decoded; without a wait."""
         try:
-            return self._bounded.decode(self._reply.take_raw()) if isinstance(self._reply, Http1Reply) else b""
+            return self._bounded.decode(self._reply.take_raw())
         except (UpstreamProtocol, zlib.error):
             return b""
 
@@ -158,7 +131,7 @@ class ReplyEvents(Generic[T]):
 
     def __init__(
         self,
-        response: RawReply | Http1Reply,
+        response: Http1Reply,
         pieces: Pieces,
         parser: SseParser,
         read: Callable[[bytes], T] | None,

@@ -193,11 +193,12 @@ class Redactor:
         from outside takes a fraction of the time of a walk through them."""
         try:
             parts = _of_rollout(payload), *map(_of_round, payload["rounds"]), *map(_of_step, payload["steps"])
-            text = _encode(parts).decode()
-            if text.count("{") + text.count("[") >= NESTING_MAX - 2:  # a part lies in two or three of the payload
+            texts = [_encode(part).decode() for part in parts]
+            if max(map(_openings, texts)) >= NESTING_MAX - 2:  # a part lies in two or three of the payload
                 check_nesting(payload)
         except (KeyError, TypeError, ValueError, RecursionError):  # half a surrogate pair, a number beyond 64 bits
             return False
+        text = "\n".join(texts)
         for sign, needle in _IN_JSON:
             if sign in text and needle in text:
                 return False
@@ -244,6 +245,11 @@ class Redactor:
                 names.clear()
             names[key] = name
         return name
+
+
+def _openings(text: str) -> int:
+    """Brackets that open in a JSON text: it nests no deeper."""
+    return text.count("{") + text.count("[")
 
 
 _PLAIN = Redactor()

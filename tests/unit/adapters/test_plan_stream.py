@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.adapters.upstream.plans import stream
-from gateway.adapters.upstream.plans.stream import PlanStream
+from gateway.adapters.upstream.plans.stream import PlanChunk, PlanStream, read_chunk
+from gateway.adapters.upstream.sse import SseEvent, SseParser
 from gateway.errors import ConductorError
 from gateway.service.ports.request import ConductorChunk
 
@@ -33,13 +34,19 @@ def event(choice: Any, **more: Any) -> str:
     return json.dumps({"id": "p", "model": "smol-1", "choices": [choice], **more})
 
 
+def read(events: Sequence[str]) -> list[PlanChunk | str]:
+    """The events as the client gives them to the stream of a plan."""
+    came = SseParser(1 << 20).feed_to(read_chunk, b"".join(b"data: %b\n\n" % one.encode() for one in events))
+    return [one.data if isinstance(one, SseEvent) else one for one in came]
+
+
 def outcome(events: Sequence[str], together: bool) -> tuple[ConductorChunk | None, str | None]:
     """The plan as one piece, and why it could not be read."""
     plan = PlanStream("asked-for", BYTES_MAX)
     pieces: list[ConductorChunk | None] = []
     try:
         for each in [events] if together else [[one] for one in events]:
-            pieces.append(plan.take(each, False))
+            pieces.append(plan.take(read(each), False))
             plan.check()
     except ConductorError as error:
         return _joined(pieces), error.message
@@ -70,13 +77,13 @@ def test_a_chunk_of_text_with_its_tokens_is_not_parsed_field_by_field(monkeypatc
     choice = {"index": 0, "delta": {"content": "{"}, "finish_reason": None, "token_ids": [90]}
     vllm = event(choice | {"logprobs": {"content": entries}}, object="chat.completion.chunk", created=1)
     hosted = event({"index": 0, "delta": {"role": "assistant", "content": "}"}, "logprobs": None}, usage=None)
-    piece = PlanStream("asked-for", BYTES_MAX).take([vllm, hosted], False)
+    piece = PlanStream("asked-for", BYTES_MAX).take(read([vllm, hosted]), False)
     assert piece == ConductorChunk("{}", (90,), (-0.5,), ("{",))
 
 
 def test_the_model_that_answered_is_the_one_in_the_chunks() -> None:
     plan = PlanStream("asked-for", BYTES_MAX)
-    plan.take([event({"delta": {"content": "{}"}}), event({"delta": {}, "finish_reason": "stop"})], True)
+    plan.take(read([event({"delta": {"content": "{}"}}), event({"delta": {}, "finish_reason": "stop"})]), True)
     assert plan.end({"messages": [], "max_tokens": 9}).model == "smol-1"
 
 

@@ -43,7 +43,7 @@ class _Choice(msgspec.Struct, gc=False):
     finish_reason: None = None
 
 
-class _Chunk(msgspec.Struct, gc=False):
+class PlanChunk(msgspec.Struct, gc=False, eq=False):
     """A chunk that holds a piece of the plan, and nothing that `PlanStream._read` would have to note."""
 
     model: Annotated[str, msgspec.Meta(min_length=1)]
@@ -54,7 +54,7 @@ class _Chunk(msgspec.Struct, gc=False):
 
 
 Piece = tuple[str, Sequence[int], Sequence[float], Sequence[str]]  # text, token ids, log-probs, texts of the tokens
-_read_chunk = msgspec.json.Decoder(_Chunk).decode
+read_chunk = msgspec.json.Decoder(PlanChunk).decode  # raises ValueError or RecursionError for any other chunk
 
 
 class PlanStream:
@@ -70,13 +70,15 @@ class PlanStream:
         self._error: ConductorError | None = None
         self.is_over = False
 
-    def take(self, events: Sequence[str], is_end: bool) -> ConductorChunk | None:
-        """The piece of the plan in the events that came together, or None. An error among them waits for `check`."""
+    def take(self, events: Sequence[PlanChunk | str], is_end: bool) -> ConductorChunk | None:
+        """The piece of the plan in the events that came together, or None: chunks that `read_chunk` has read, and the
+        data of others. An error among them waits for `check`."""
         self.is_over = is_end
         pieces: list[Piece] = []
         try:
-            for data in events:
-                if piece := self._piece(data) or self._read(json_object(data)):
+            for event in events:
+                piece = self._read(json_object(event)) if isinstance(event, str) else self._piece(event)
+                if piece:
                     pieces.append(piece)
         except ConductorError as error:
             self._error = error
@@ -87,23 +89,17 @@ class PlanStream:
         if self._error is not None:
             raise self._error
 
-    def _piece(self, data: str) -> Piece | None:
-        """The piece in an event that holds one and nothing else; None for any other, which `_read` reads."""
-        try:
-            chunk = _read_chunk(data)
-        except (ValueError, RecursionError):
-            return None
+    def _piece(self, chunk: PlanChunk) -> Piece:
+        """The piece of the plan in a chunk. Raises ConductorError(unparseable)."""
         choice = chunk.choices[0]
         text, ids, entries = choice.delta.content, choice.token_ids or (), choice.logprobs and choice.logprobs.content
-        if not entries:
-            piece: Piece = (text, ids, (), ())
-        elif ids and len(ids) != len(entries):
-            return None
-        else:
-            piece = (text, ids, [entry.logprob for entry in entries], [entry.token for entry in entries])
+        if ids and entries and len(ids) != len(entries):
+            raise ConductorError("unparseable", _invalid(_uneven(ids, entries)))
         self._model = chunk.model
         self._count(text)
-        return piece
+        if not entries:
+            return text, ids, (), ()
+        return text, ids, [entry.logprob for entry in entries], [entry.token for entry in entries]
 
     def _read(self, body: Mapping[str, Any]) -> Piece | None:
         """The piece of the plan in any event, or None. Raises ConductorError(down | unparseable)."""
@@ -118,7 +114,7 @@ class PlanStream:
             self._prompt_ids = _ints(body.get("prompt_token_ids")) or self._prompt_ids
             piece = self._choice(json_objects(body.get("choices")))
         except (AttributeError, TypeError, ValueError, KeyError) as error:
-            raise ConductorError("unparseable", f"the conductor's stream holds an invalid chunk: {error}") from None
+            raise ConductorError("unparseable", _invalid(error)) from None
         if piece is not None:
             self._count(piece[0])
         return piece
@@ -137,7 +133,7 @@ class PlanStream:
         entries = json_objects((choice.get("logprobs") or {}).get("content"))
         ids = _ints(choice.get("token_ids"))
         if ids and entries and len(ids) != len(entries):
-            raise ValueError(f"{len(ids)} token ids and {len(entries)} log-probs")
+            raise ValueError(_uneven(ids, entries))
         if not (isinstance(text, str) and (text or ids or entries)):
             return None
         return text, ids, [float(entry["logprob"]) for entry in entries], [str(entry["token"]) for entry in entries]
@@ -149,6 +145,14 @@ class PlanStream:
         request_bytes = len(json.dumps(request["messages"]).encode())
         usage = billed_usage(self._usage, request, request_bytes, self._text_bytes)
         return ConductorEnd(self._model, usage, self._prompt_ids, self._finish)
+
+
+def _uneven(ids: Sequence[int], entries: Sequence[Any]) -> str:
+    return f"{len(ids)} token ids and {len(entries)} log-probs"
+
+
+def _invalid(why: object) -> str:
+    return f"the conductor's stream holds an invalid chunk: {why}"
 
 
 def json_object(text: str) -> dict[str, Any]:
