@@ -309,19 +309,26 @@ def of_streams(figures: Mapping[str, Any]) -> Lines:
 
 def of_processes(figures: Mapping[str, Any]) -> Lines:
     """One table."""
-    own = figures["ratios"]["two"]["many"]
-    medians = {name: figures["medians"][name]["many"] for name in ("one", "two")}
-    rates = " and ".join(plain(medians[name]["per_s"]) for name in ("one", "two"))
     shared = " that client, worker, PostgreSQL and Redis share" if figures["shared"] else ""
-    failed = sum(medians[name]["refused"] for name in medians)
+    ways = {"freely": figures}
+    if shares := figures.get("shares"):
+        ways[f"each with {shares['share']:g} of a core"] = shares
+    rows, failed = [], 0
+    for way, each in ways.items():
+        own = each["ratios"]["two"]["many"]
+        medians = [each["medians"][name]["many"] for name in ("one", "two")]
+        rates = " and ".join(plain(one["per_s"]) for one in medians)
+        failed += sum(one["refused"] for one in medians)
+        rows.append([way, spread(own["per_s"]), rates, spread(own["cpu_us"]), spread(own["p50_ms"])])
+    missing = [f"No shares of a core: {figures['no_shares']}."] if "no_shares" in figures else []
     return [
         f"{figures['in_flight']} in flight on {figures['cores']} cores{shared}.",
         "", *table(
-            ["two processes beside one", "requests/s (goal: 1.7)", "processor a request", "p50"],
-            [["", spread(own["per_s"]), spread(own["cpu_us"]), spread(own["p50_ms"])]],
+            ["two processes beside one", "requests/s (goal: 1.7)", "one and two", "processor a request", "p50"], rows
         ),
-        "", f"{rates} requests a second; {failed} failed.",
-        "Where other work keeps the cores busy, two processes also get a larger share of them than one.",
+        "", f"{failed} failed. Freely, two processes have no second core to themselves, and of one that is busy they",
+        "get a larger share than one process. With a share of a core for each process that serves and its shipper (the",
+        "quota of a control group), all else has the cores that it needs.", *missing,
     ]  # fmt: skip
 
 

@@ -8,12 +8,14 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.cost import used
 from bench.suite import cores, page, pictures, run
 from bench.suite.client import Crowd, Target
 from bench.suite.machine import machine
@@ -315,7 +317,8 @@ def figures_of_all() -> dict[str, dict[str, Any]]:
         | {"counts": {console.FEW: 1_000, console.MANY: 9_000}},
         "memory": {"points": [[0, 1.0], [10, 2.0]], "in_flight": 2},
         "streams": {"streams": 3, "open": 3, "before_mib": 10.0, "with_mib": 11.0},
-        "processes": {"rows": [row(arm, 0) for arm in ("one", "two")], "in_flight": 2, "cores": 2, "shared": True},
+        "processes": {"rows": [row(arm, 0) for arm in ("one", "two")], "in_flight": 2, "cores": 2, "shared": True}
+        | {"shares": {"share": 0.25, "rows": [row(arm, 0) for arm in ("one", "two")]}},
         "training": {
             "rows": [{"environment": "replay", "steps": 1, "cpu_us": each} for each in (400.0, 500.0, 1000.0)],
             "steps": {"small": [{"episodes": 8, "decoding": 1.0, "environment": 2.0, "update": 1.0}]},
@@ -359,6 +362,31 @@ def test_a_rollout_id_is_read_from_a_reply() -> None:
     head = b"HTTP/1.1 200 OK\r\nX-Baton-Rollout-Id: abc\r\ncontent-length: 2\r\n"
     assert overload.value_of(head, overload.ROLLOUT) == "abc"
     assert overload.value_of(head, b"\nx-none:") == ""
+
+
+def test_a_group_of_processes_has_no_more_than_its_share_of_a_core() -> None:
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        with cores.limited([[busy.pid]], 0.2):
+            before, began_s = used(busy.pid), time.monotonic()
+            time.sleep(1.0)
+            seconds = time.monotonic() - began_s
+            assert 0 < used(busy.pid).since(before).tree_s < 0.4 * seconds
+            groups = Path(f"/proc/{busy.pid}/cgroup").read_text()
+            assert "baton-bench" in groups
+        assert "baton-bench" not in Path(f"/proc/{busy.pid}/cgroup").read_text()
+    except cores.NoQuota as error:
+        pytest.skip(str(error))
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+def test_a_machine_without_control_groups_says_so(tmp_path: Path) -> None:
+    with pytest.raises(cores.NoQuota, match="no control groups"), cores.limited([[os.getpid()]], 0.5, tmp_path):
+        pass
+    raw = {"rows": [row(arm, 0) for arm in ("one", "two")], "in_flight": 2, "cores": 2, "shared": True}
+    assert "No shares of a core: none here." in page.of_processes(processes.figures(raw | {"no_shares": "none here"}))
 
 
 def test_two_processes_share_the_first_two_cores() -> None:
