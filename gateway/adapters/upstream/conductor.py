@@ -21,6 +21,8 @@ import aiohttp
 import httpx
 
 from gateway.adapters.upstream.client import JSON, Breaker, Items, PooledClient, endpoint_url, guarded, http_client
+from gateway.adapters.upstream.http1.connection import HungUp
+from gateway.adapters.upstream.http1.pool import Http1Reply
 from gateway.adapters.upstream.plans.stream import (
     MESSAGE_CHARS_MAX,
     PlanChunk,
@@ -29,8 +31,6 @@ from gateway.adapters.upstream.plans.stream import (
     json_objects,
     read_chunk,
 )
-from gateway.adapters.upstream.http1.connection import HungUp
-from gateway.adapters.upstream.http1.pool import Http1Reply
 from gateway.adapters.upstream.replies import HttpxReply, transport_error
 from gateway.adapters.upstream.sse import DONE, SseError, SseEvent, SseParser
 from gateway.core.loop.plan import portable_schema
@@ -171,7 +171,8 @@ class HttpConductor(Conductor):
 
     async def _sent(self, content: bytes, headers: Mapping[str, str], until_s: float) -> Reply:
         """Send a request; once more if the server closes the connection before it has answered. A server closes idle
-        connections, and a call may meet that. A plan changes nothing, so it may be asked for twice (RFC 9110 §9.2.2)."""
+        connections, and a call may meet that. A plan changes nothing, so it may be asked for twice (RFC 9110
+        §9.2.2)."""
         try:
             return await self._posted(content, headers, until_s)
         except (httpx.TransportError, HungUp) as error:
