@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.access.keys import mint
+from gateway.core.log import redact
 from gateway.core.log.redact import (
     DEPTH_MAX,
     FROM_OUTSIDE,
@@ -263,6 +264,15 @@ def test_a_clean_payload_is_not_walked(text: str, monkeypatch: pytest.MonkeyPatc
     walked: list[Any] = []
     monkeypatch.setattr(Redactor, "_walk", lambda self, value, personal, depth: walked.append(value))
     payload = a_payload(text)
+    assert apply_mode(payload, "full", Redactor([KNOWN])) == payload
+    assert walked == []
+
+
+def test_a_rollout_of_many_shallow_parts_is_not_walked_for_its_nesting(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[Any] = []
+    monkeypatch.setattr(redact, "check_nesting", walked.append)
+    payload = a_payload()
+    payload["steps"] = [payload["steps"][0] | {"task": f"way {n}", "attempts": [{"worker": None}]} for n in range(80)]
     assert apply_mode(payload, "full", Redactor([KNOWN])) == payload
     assert walked == []
 
