@@ -55,7 +55,7 @@ PARTS = {
     "console": Part(console.measure, console.figures, "queries of the console, 1,000 rollouts and many", None),
     "memory": Part(memory.requests, memory.figures_of_requests, "memory over many requests", None),
     "streams": Part(memory.streams, memory.figures_of_streams, "memory with many open streams", None),
-    "processes": Part(processes.measure, processes.figures, "one process against two"),
+    "processes": Part(processes.measure, processes.figures, "one process against several"),
     "training": Part(training.measure, training.figures, "episodes where no model plans, and the steps of trainers"),
 }
 

@@ -1,4 +1,4 @@
-"""One process and two (`baton serve --processes`), side by side on the same two cores: freely, and with a share of a
+"""One process beside two (`baton serve --processes`) on the same two cores, and beside two and four with a share of a
 core for each process that serves and its shipper, so that client, worker, PostgreSQL and Redis have what they need."""
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from bench.suite.rounds import Arm, Cell, interleave, ratios, say, summary
 from bench.suite.sizes import Size
 from policy.recipes.stack import program
 
-ONE, TWO = "one", "two"
+ARMS = {"one": 1, "two": 2, "four": 4}  # processes
+ONE = "one"
+FREE = 2  # arms that are measured freely too
 CORES = frozenset(sorted(ALL)[:2])
 REST = ALL - CORES or ALL
 CELL = "many"
-SHARE = 0.25  # of a core: two of them leave three quarters of two cores to all else
+SHARE = 0.15  # of a core: four of them leave more than two thirds of two cores to all else
 
 
 def measure(directory: Path, size: Size) -> dict[str, Any]:
-    """Start both, measure in turns: first freely, then with shares."""
+    """Start all, measure in turns: first freely, then with shares."""
     with ExitStack() as held:
         with on(REST):
             upstream = held.enter_context(program("upstream", directory, "bench.suite.upstream"))
         arms, groups = [], list[list[int]]()
-        for name, processes in ((ONE, 1), (TWO, 2)):
+        for name, processes in ARMS.items():
             settings = {"BATON_PROCESSES": str(processes)}
             place = directory / name
             own = held.enter_context(baton(place, upstream.url, settings=settings, cores=CORES, rest=REST))
@@ -37,7 +39,7 @@ def measure(directory: Path, size: Size) -> dict[str, Any]:
             groups += serving(own.pid, processes)
         cell = Cell(CELL, 2 * size.in_flight, USER)
         with on(REST):
-            rows = asyncio.run(interleave(arms, [cell], size.rounds, size.seconds))
+            rows = asyncio.run(interleave(arms[:FREE], [cell], size.rounds, size.seconds))
         about: dict[str, Any] = {"in_flight": cell.in_flight, "cores": len(CORES), "shared": REST == ALL}
         try:
             with limited(groups, SHARE), on(REST):
