@@ -55,12 +55,14 @@ def measure(directory: Path, size: Size) -> dict[str, Any]:
 
 def serving(pid: int, processes: int) -> list[list[int]]:
     """The processes of a gateway that serve, each with its shipper."""
-    if processes == 1:
-        return [_without_stores(pid)]
-    below = {each: processes_of(each) for each in processes_of(pid) if each != pid}
-    inner = {each for child, tree in below.items() for each in tree if each != child}
-    tops = sorted(each for each in below if each not in inner and not below[each][each].startswith(DATA_SERVERS))
-    return [_without_stores(each) for each in tops]
+    tops = [pid] if processes == 1 else _children(pid)
+    return [group for top in tops if (group := _without_stores(top))]
+
+
+def _children(pid: int) -> list[int]:
+    """proc(5): each thread lists the processes that it started."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for each in lists for child in each.read_text(encoding="ascii").split()]
 
 
 def _without_stores(pid: int) -> list[int]:

@@ -175,9 +175,7 @@ class HttpConductor(Conductor):
         §9.2.2)."""
         try:
             return await self._posted(content, headers, until_s)
-        except (httpx.TransportError, HungUp) as error:
-            if not isinstance(error.__cause__ or error, HungUp | aiohttp.ServerDisconnectedError):
-                raise
+        except HungUp:
             return await self._posted(content, headers, until_s)
 
     async def _posted(self, content: bytes, headers: Mapping[str, str], until_s: float) -> Reply:

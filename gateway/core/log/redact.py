@@ -193,12 +193,11 @@ class Redactor:
         from outside takes a fraction of the time of a walk through them."""
         try:
             parts = _of_rollout(payload), *map(_of_round, payload["rounds"]), *map(_of_step, payload["steps"])
-            texts = [_encode(part).decode() for part in parts]
-            if max(map(_openings, texts)) >= NESTING_MAX - 2:  # a part lies in two or three of the payload
+            text = _encode(parts).decode()
+            if _may_be_deep(text) and any(_may_be_deep(_encode(part).decode()) for part in parts):
                 check_nesting(payload)
         except (KeyError, TypeError, ValueError, RecursionError):  # half a surrogate pair, a number beyond 64 bits
             return False
-        text = "\n".join(texts)
         for sign, needle in _IN_JSON:
             if sign in text and needle in text:
                 return False
@@ -247,9 +246,9 @@ class Redactor:
         return name
 
 
-def _openings(text: str) -> int:
-    """Brackets that open in a JSON text: it nests no deeper."""
-    return text.count("{") + text.count("[")
+def _may_be_deep(text: str) -> bool:
+    """Whether a JSON text opens as many brackets as must be looked at; a part lies in two or three of the payload."""
+    return text.count("{") + text.count("[") >= NESTING_MAX - 2
 
 
 _PLAIN = Redactor()
