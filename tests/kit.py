@@ -15,7 +15,7 @@ from gateway.core.access.keys import Principal
 from gateway.core.log.redact import Redactor
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.experience import HASHED, RuleWeights
+from gateway.core.loop.experience.likeness import HASHED, RuleWeights
 from gateway.core.loop.prompt import Profile
 from gateway.core.loop.replies.errors import NO_ERRORS, CheckerErrors
 from gateway.core.loop.turns.replanning import Replanning

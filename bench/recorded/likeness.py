@@ -5,7 +5,7 @@ recording in FOLDER. Half of the questions, by a hash of their ids, are remember
 the others are asked. For each embedding:
 
     type       share of the 10 nearest that have the question's type
-    counted    the same of what the store counts (core/loop/experience.py), by weight
+    counted    the same of what the store counts (core/loop/experience/likeness.py), by weight
     loss       log-loss of each worker's success, foretold by the 10 nearest and two questions at the worker's mean
     counted    the same, foretold by what the store counts
     Brier      squared error, by the 10 nearest
@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.core.loop.experience import HASHED, NEAR, NEAREST, Embedding
-from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience.likeness import HASHED, NEAR, NEAREST, Embedding
+from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
 from gateway.files import shipped
 
 K, PRIOR = 10, 2.0

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 
 from gateway.adapters.upstream.conductor import Structured
 from gateway.core.log.rollout import RoundRecord
-from gateway.core.loop.experience import RuleWeights
+from gateway.core.loop.experience.likeness import RuleWeights
 from gateway.core.loop.prompt import Profile
 from gateway.core.loop.replies.errors import wilson
 from gateway.core.money.amounts import Usage

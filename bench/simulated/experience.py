@@ -4,7 +4,7 @@ In the arena (a simulator: docs/arena.md) the truth is known. `--outcomes` tasks
 one worker drawn at random, alone, and are judged. Then, for 300 other tasks, each worker's experience is taken
 
     then      over its 50 most similar steps, as Baton did at first
-    hashing   as `core.loop.experience` says, and the store's query
+    hashing   as `core.loop.experience.likeness` says, and the store's query
     meaning   the same with the default embedder
 
 and compared with how often that worker alone is right on such a task. *Kind*: share of what counted that was of the
@@ -34,8 +34,8 @@ from sqlalchemy import text
 from bench.serving import percentile
 from gateway.adapters.postgres.database import async_engine
 from gateway.adapters.postgres.store import PostgresStore
-from gateway.core.loop.experience import HALF_LIFE, HASHED, WEIGHT_MIN, Embedding, embed
-from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience.likeness import HALF_LIFE, HASHED, WEIGHT_MIN, Embedding, embed
+from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
 from gateway.files import shipped
 from policy.recipes.stack import gateway, temporary_directory
 from policy.simulators.arena.families.tasks import Split, Task, grade, make_task

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from gateway.config.serving import Bytes, Count, Seconds, Share, Usd
-from gateway.core.loop.experience import HALF_LIFE
+from gateway.core.loop.experience.likeness import HALF_LIFE
 from gateway.core.pool.workers import SecretRef
 
 HASHING, MINILM = "hashing", "minilm"

@@ -43,7 +43,7 @@ from gateway.api.public.tasks import TasksApi
 from gateway.config.serving import listed
 from gateway.config.settings import Services, Settings
 from gateway.core.log.redact import Redactor
-from gateway.core.loop.experience import Embedding
+from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.service.admin.checkers import CheckerWatch
 from gateway.service.admin.figures import StoreGauges

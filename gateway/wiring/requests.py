@@ -27,7 +27,7 @@ from gateway.config.planning import MINILM
 from gateway.config.serving import listed
 from gateway.config.settings import environment
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.experience import Embedding, RuleWeights
+from gateway.core.loop.experience.likeness import Embedding, RuleWeights
 from gateway.core.loop.replies.errors import CheckerErrors
 from gateway.core.loop.turns.replanning import DISTANCE_MAX, Replanning
 from gateway.core.pool.workers import Price

@@ -15,8 +15,8 @@ from gateway.adapters.journal.spool import Spool, SpoolLimits
 from gateway.adapters.postgres.writer import LogWriter
 from gateway.config.planning import HASHING, MINILM, PlanningSettings
 from gateway.core.log.events import Event
-from gateway.core.loop.experience import HASHED, Embedding
-from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience.likeness import HASHED, Embedding
+from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
 from gateway.errors import ConfigError
 from gateway.files import shipped
 from gateway.service.ports.request import Journal

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from gateway.adapters.postgres.admin_tables import keys, pool_revisions
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.tables import outcomes, rollouts, rounds, steps
-from gateway.core.loop.experience import question_text
+from gateway.core.loop.experience.likeness import question_text
 from gateway.core.loop.replies.kinds import wanted_kind
 from gateway.core.loop.replies.verdicts import StepVerdict, step_verdict
 from gateway.errors import BatonError, ConfigError, Unavailable

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
-from gateway.core.loop.experience import content_text
+from gateway.core.loop.experience.likeness import content_text
 from gateway.core.loop.plan import Plan, validate
 from gateway.core.pool.workers import WorkerSpec
 from gateway.service.loop.state import EarlyStart, Planner, Situation

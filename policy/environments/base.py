@@ -13,13 +13,13 @@ from random import Random
 from typing import Any, Literal, Protocol
 
 from gateway.core.log.rollout import RolloutRecord
+from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.replies.verdicts import StepVerdict
 from gateway.core.loop.shown import PromptInput
 from gateway.core.money.amounts import nano_to_usd
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import Unavailable
 from gateway.service.loop.state import Planner, Situation
-from gateway.service.ports.request import WorkerExperience
 
 
 class SpendCapped(Exception):

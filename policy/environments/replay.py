@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from gateway.core.loop.caps import Caps
+from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.replies.answers import extract_answer, normalise
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import MODEL_KINDS, PoolFile, Price, WorkerSpec
 from gateway.errors import UpstreamRefused
-from gateway.service.ports.request import WorkerCall, WorkerExperience, WorkerReply
+from gateway.service.ports.request import WorkerCall, WorkerReply
 from policy.environments.base import Bill, Prompt, Spend, Split, fraction, rng_for, split_of
 from policy.environments.executor import CAPS, ExecutedEnvironment, Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY

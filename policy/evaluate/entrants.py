@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 import policy
-from gateway.core.loop.experience import RuleWeights, content_text
+from gateway.core.loop.experience.likeness import RuleWeights, content_text
 from gateway.core.loop.plan import Plan, validate
 from gateway.errors import ConfigError
 from gateway.service.loop.routers import CascadeRouter, CheckedRouter, RulePlanner, VoteRouter

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from gateway.adapters.engines.sealed import file_sha256
-from gateway.core.loop.experience import question_text
+from gateway.core.loop.experience.belief import WorkerExperience
+from gateway.core.loop.experience.likeness import question_text
 from gateway.core.pool.workers import MODEL_KINDS, Price
 from gateway.errors import ConfigError
 from gateway.service.loop.state import Planner
-from gateway.service.ports.request import WorkerExperience
 from policy.environments.arena import ArenaEnvironment, truth_of
 from policy.environments.base import Prompt, Split, fraction
 from policy.environments.executor import CAPS, UNHURRIED_S, ExecutedEnvironment, Executor

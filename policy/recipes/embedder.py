@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.core.loop.meaning import MINILM, ROWS, SCALES, TABLE_FILE, VOCABULARY
+from gateway.core.loop.experience.meaning import MINILM, ROWS, SCALES, TABLE_FILE, VOCABULARY
 from gateway.errors import BatonError, ConfigError
 from gateway.files import write_atomic
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gateway.core.loop.experience import question_text
+from gateway.core.loop.experience.likeness import question_text
 from gateway.errors import ConfigError
 from policy import graders
 from policy.dataset.read import StoredRequest, count_requests, requests_of, snapshot

@@ -13,7 +13,7 @@ from operator import mul
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
-from gateway.core.loop.experience import content_text, embed, question_text
+from gateway.core.loop.experience.likeness import content_text, embed, question_text
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.money.amounts import cost_nano
 from gateway.core.pool.workers import WorkerSpec

@@ -17,15 +17,15 @@ from statistics import fmean
 
 import numpy as np
 
-from gateway.core.loop.experience import HASHED, Embedding, question_text
-from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience.belief import WorkerExperience
+from gateway.core.loop.experience.likeness import HASHED, Embedding, question_text
+from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
 from gateway.core.loop.plan import Plan
 from gateway.core.loop.replies.answers import extract_answer, normalise
 from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD
 from gateway.files import shipped
 from gateway.service.loop.routers import models_of, single
 from gateway.service.loop.state import Planner, Situation
-from gateway.service.ports.request import WorkerExperience
 from policy.environments.base import Environment, Prompt
 from policy.environments.sampling import SamplingProgress, sample
 from policy.statistics import baselines

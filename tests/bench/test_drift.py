@@ -12,7 +12,7 @@ import yaml
 from bench.simulated.drift import Changing, Plan, arguments, planned, pool_file
 from bench.simulated.drift_figures import Called, Trial, curve, drawn, markdown, share, until_first, until_half
 from bench.simulated.experience import figures, learned, table, truth, weights_now, weights_then
-from gateway.core.loop.experience import HALF_LIFE, NEAR
+from gateway.core.loop.experience.likeness import HALF_LIFE, NEAR
 from gateway.core.pool.workers import PoolFile
 from policy.simulators.arena.families.tasks import make_family_task
 from policy.simulators.arena.workers import STANDARD

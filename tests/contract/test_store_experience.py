@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.loop.experience import HALF_LIFE, HASHED, Embedding
-from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience.likeness import HALF_LIFE, HASHED, Embedding
+from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
 from gateway.files import shipped
 from tests.models.experience import freshness
 from tests.records import a_round, a_step, new_id

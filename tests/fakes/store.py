@@ -12,14 +12,15 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.tables import MODEL_KINDS, SETTLED
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Outcome
-from gateway.core.loop.experience import HALF_LIFE, SIMILAR, TASK_TYPE_SIMILARITY, WEIGHT_MIN, WON
+from gateway.core.loop.experience.belief import WorkerExperience
+from gateway.core.loop.experience.likeness import HALF_LIFE, SIMILAR, TASK_TYPE_SIMILARITY, WEIGHT_MIN, WON
 from gateway.core.loop.replies.credit import Evidence, FinishedStep, JudgedLoop, credited_tree
 from gateway.core.loop.replies.errors import VERIFY
 from gateway.core.loop.replies.kinds import read_message
 from gateway.errors import NotFound, Unavailable
 from gateway.service.ports.admin import KeyRow, OrgRow
 from gateway.service.ports.money import Books, Settlement
-from gateway.service.ports.request import WonPlan, WorkerExperience
+from gateway.service.ports.request import WonPlan
 from tests.models.experience import freshness, likeness, nearness
 
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ import pytest
 from gateway.adapters.postgres.rows import event_rows
 from gateway.adapters.upstream.client import Breaker
 from gateway.adapters.upstream.embedder import HttpEmbedder
-from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed
+from gateway.core.loop.experience.likeness import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed
 from gateway.errors import Unavailable
 from tests.kit import KEY, Kit, ask
 from tests.upstreams.server import Handler, Reply, Request, Server, json_reply

@@ -15,8 +15,8 @@ from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.rows import event_rows
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import experience
-from gateway.core.loop.experience import HASHED
-from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience.likeness import HASHED
+from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
 from gateway.files import shipped
 from tests.records import a_rollout, a_step, an_outcome, rollout_event
 

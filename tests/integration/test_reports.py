@@ -22,7 +22,7 @@ from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.core.access.audit import Act
 from gateway.core.log.events import Event, uuid7
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord
-from gateway.core.loop.experience import EMBEDDING_DIM
+from gateway.core.loop.experience.likeness import EMBEDDING_DIM
 from gateway.errors import BadRequest, Unavailable
 from gateway.service.ports.admin import KeyRow, RolloutsQuery
 from tests.postgres_server import PostgresServer

@@ -44,6 +44,8 @@ YOUNGER = (
     "usage_details",
     "request_id",
     "turn",
+    "memory",
+    "decision",
 )  # came later
 LOG = ("rollouts", "rounds", "steps", "outcomes", "experience", "gradings", "continuations", "policy_shadows", "ledger")
 

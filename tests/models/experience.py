@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gateway.core.loop.experience import NEAR, NEAREST, SPREAD_MIN
+from gateway.core.loop.experience.likeness import NEAR, NEAREST, SPREAD_MIN
 
 
 def likeness(similarities: Sequence[float]) -> list[float]:

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
-from gateway.core.loop.experience import content_text
+from gateway.core.loop.experience.likeness import content_text
 from gateway.core.loop.plan import Plan, Step
 from gateway.errors import ConductorError
 from gateway.service.loop.routers import models_of

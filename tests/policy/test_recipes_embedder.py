@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.core.loop.meaning import TABLE_FILE, TABLE_SHA256, read_table
+from gateway.core.loop.experience.meaning import TABLE_FILE, TABLE_SHA256, read_table
 from gateway.files import shipped
 from policy.recipes import embedder
 from policy.recipes.embedder import main, packed, quantised, reduced, weighted

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
+from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.prompt import DIAL, QUALITY_MAX
-from gateway.service.ports.request import WorkerExperience
 from policy.start.recorded.lessons import Posing, lessons
 from policy.start.recorded.programs import Program, search
 from policy.start.recorded.ranks import RankChoices, in_order, plain, ranks

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from gateway.adapters.upstream.embedder import LocalEmbedder
-from gateway.core.loop.experience import EMBEDDING_DIM, HASHED, RuleWeights
+from gateway.core.loop.experience.belief import WorkerExperience
+from gateway.core.loop.experience.likeness import EMBEDDING_DIM, HASHED, RuleWeights
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash
 from gateway.errors import Unavailable
 from gateway.service.loop.candidates import Shortlist
-from gateway.service.ports.request import WorkerExperience
 from tests.fakes.workers import Says
 from tests.kit import KEY, Kit, TestClock, ask, pool_file
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
 from gateway.config import settings as config
-from gateway.core.loop.experience import RuleWeights
+from gateway.core.loop.experience.likeness import RuleWeights
 from gateway.core.money.amounts import Usage
 from gateway.core.policies.earning import Bar, Rewards
 from gateway.errors import ConductorError, Unavailable, UpstreamError, UpstreamTimeout

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.log.rollout import as_payload
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.experience import RuleWeights
+from gateway.core.loop.experience.likeness import RuleWeights
 from gateway.core.loop.plan import limits_from_json, plan_schema, schema_hash
 from gateway.core.loop.prompt import Profile, prompt_hash, render, schema_of
 from gateway.core.loop.replies.errors import CheckerErrors, Share, errors_from_counts

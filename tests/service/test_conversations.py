@@ -11,13 +11,13 @@ import pytest
 from gateway.adapters.upstream.embedder import LocalEmbedder
 from gateway.core.log.explain import Surroundings, explain
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience.belief import WorkerExperience
+from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
 from gateway.core.loop.turns.replanning import Replanning
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import PoolFile, Price
 from gateway.errors import Unavailable, UpstreamTimeout
 from gateway.files import shipped
-from gateway.service.ports.request import WorkerExperience
 from tests.fakes.workers import Says
 from tests.kit import Kit, ask, model_worker, pool_file
 from tests.service.test_sticky import ASKING, SUNNY, TO_ALPHA, TO_BETA, TOOLS, next_turn, said, workers_of

@@ -7,7 +7,7 @@ import pytest
 from gateway.adapters.postgres import rows
 from gateway.core.log.rollout import as_payload
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.experience import RuleWeights
+from gateway.core.loop.experience.likeness import RuleWeights
 from gateway.core.loop.plan import PlanLimits, limits_from_json, plan_schema, schema_hash
 from gateway.core.loop.prompt import Profile
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings

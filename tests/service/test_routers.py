@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.experience import RuleWeights
+from gateway.core.loop.experience.belief import WorkerExperience
+from gateway.core.loop.experience.likeness import RuleWeights
 from gateway.core.loop.replies.agreement import majority
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import BadRequest, UpstreamError
 from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
-from gateway.service.ports.request import WorkerCall, WorkerExperience
+from gateway.service.ports.request import WorkerCall
 from gateway.service.request.running import reply_headers
 from tests.fakes.workers import Says
 from tests.kit import KEY, Kit, ask, model_worker, pool_file

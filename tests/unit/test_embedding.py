@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import settings as config
-from gateway.core.loop.experience import HASHED
+from gateway.core.loop.experience.likeness import HASHED
 from gateway.errors import ConfigError
 from gateway.wiring import shipping as wiring
 

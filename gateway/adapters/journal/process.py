@@ -29,8 +29,8 @@ from gateway.adapters.journal.shipper import reason
 from gateway.adapters.postgres.copies import LogRecord
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.writer import LogWriter
-from gateway.core.loop.experience import HASHED, Embedding
-from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience.likeness import HASHED, Embedding
+from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
 from gateway.files import shipped
 
 NICENESS = 5

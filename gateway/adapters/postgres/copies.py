@@ -35,7 +35,7 @@ from sqlalchemy import (
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import identifiers, query
 from gateway.adapters.postgres.tables import JSONB, ledger, rollouts, rounds, steps
-from gateway.core.loop.experience import Embedding, question_text
+from gateway.core.loop.experience.likeness import Embedding, question_text
 
 COPIED = (rollouts, rounds, steps, ledger)  # in the order in which foreign keys allow them
 _NULL = b"\xff\xff\xff\xff"

@@ -39,7 +39,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.rows import question_vector
 from gateway.adapters.postgres.tables import MODEL_KINDS, experience, outcomes, rollouts, steps
-from gateway.core.loop.experience import Embedding
+from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.loop.replies.credit import (
     CREDIT_VERSION,
     Evidence,

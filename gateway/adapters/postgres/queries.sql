@@ -41,7 +41,7 @@ coalesce(CASE WHEN e.embedder = :embedder
 
 -- name: experience_near
 -- Means over each worker's latest `recent` judged steps, weighted by how near and how new they are;
--- core/loop/experience.py says what that means. {cosine} is the fragment of that name, or 0 without pgvector.
+-- core/loop/experience/likeness.py says what that means. {cosine} is the fragment of that name, or 0 without pgvector.
 WITH wanted AS (
   SELECT worker, version, coalesce((SELECT at FROM experience AS e WHERE e.worker = named.worker
     ORDER BY at DESC OFFSET :recent - 1 LIMIT 1), '-infinity') AS since

@@ -18,7 +18,7 @@ from gateway.adapters.postgres import tables
 from gateway.core.log.counterfactual import JudgedPlan, judged_plan, plan_probability
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Judgement, Outcome
-from gateway.core.loop.experience import HASHED, Embedding, question_text
+from gateway.core.loop.experience.likeness import HASHED, Embedding, question_text
 from gateway.core.loop.replies.credit import CREDIT_VERSION
 from gateway.core.openai.responses.conversations import turn_of
 from gateway.core.policies import grading

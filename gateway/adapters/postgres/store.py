@@ -28,7 +28,8 @@ from gateway.adapters.postgres.migrate import vector_in_use
 from gateway.adapters.postgres.tables import SETTLED, experience, gradings, ledger, outcomes, rollouts, rounds, steps
 from gateway.core.log.outcome import Outcome
 from gateway.core.log.redact import apply_mode
-from gateway.core.loop.experience import (
+from gateway.core.loop.experience.belief import WorkerExperience
+from gateway.core.loop.experience.likeness import (
     HALF_LIFE,
     NEAR,
     NEAREST,
@@ -41,7 +42,7 @@ from gateway.core.loop.experience import (
 from gateway.errors import NotFound, Unavailable
 from gateway.service.ports.admin import KeyRow
 from gateway.service.ports.money import Books, Settlement
-from gateway.service.ports.request import WonPlan, WorkerExperience
+from gateway.service.ports.request import WonPlan
 from gateway.service.ports.turns import LoggedResponse
 
 CHILD_DEPTH_MAX = 4

@@ -34,7 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
-from gateway.core.loop.experience import EMBEDDING_DIM
+from gateway.core.loop.experience.likeness import EMBEDDING_DIM
 
 metadata = MetaData(
     naming_convention={
@@ -113,6 +113,7 @@ rollouts = Table(
     Column("task_embedder", Text),
     Column("request_id", Text),
     Column("turn", JSONB),
+    Column("memory", JSONB),
     Index(None, "key_id", "created_at"),
     Index(None, "completion_id"),
     Index(None, "created_at"),
@@ -144,6 +145,7 @@ rounds = Table(
     Column("quality", SmallInteger),
     Column("shown", JSONB),
     Column("flags", ARRAY(Text)),
+    Column("decision", JSONB),
     Column("refusal", Text),
     required("prompt_tokens", BigInteger),
     required("completion_tokens", BigInteger),
@@ -248,9 +250,15 @@ experience = Table(
     required("latency_ms", Integer),
     timestamp("at", nullable=False),
     Column("embedder", Text),
+    Column("org", Text, nullable=False, server_default=text("''")),
+    Column("key_id", Text, nullable=False, server_default=text("''")),
+    Column("source", Text, nullable=False, server_default=text("'client'")),
+    Column("weight", REAL, nullable=False, server_default=text("1")),
+    timestamp("changed_at", nullable=False, server_default=text("clock_timestamp()")),
     ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], ondelete="CASCADE"),
     Index(None, "worker", "at"),
     Index(None, "pool_name"),
+    Index(None, "org", "changed_at"),
 )
 
 dead_letters = Table(

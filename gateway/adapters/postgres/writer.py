@@ -21,7 +21,7 @@ from gateway.adapters.postgres.copies import LogRecord
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.tables import dead_letters, metadata
 from gateway.core.log.events import parse
-from gateway.core.loop.experience import HASHED, Embedding
+from gateway.core.loop.experience.likeness import HASHED, Embedding
 from gateway.errors import BatonError, Unavailable
 
 # The exceptions that a payload of the wrong shape raises while it is converted to rows.

@@ -19,7 +19,7 @@ import httpx
 
 from gateway.adapters.upstream.client import Breaker, http_client, parse_object
 from gateway.adapters.upstream.replies import bounded_body
-from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, Embedding, project
+from gateway.core.loop.experience.likeness import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, Embedding, project
 from gateway.errors import Unavailable, UpstreamProtocol
 from gateway.service.ports.request import Embedder
 

@@ -85,6 +85,7 @@ class RoundRecord:
     allowed: dict[str, Any] | None = None  # `core.loop.plan.PlanLimits` of this round; `schema_hash` is of its schema
     shown: dict[str, Any] | None = None  # `PromptInput.guidance`, for a prompt that showed it
     quality: int | None = None  # the dial as this round's prompt showed it; None: it showed none
+    decision: dict[str, Any] | None = None  # `core.loop.bandit.Decision.as_json`, where a router decided
     refusal: str | None = None  # why the conductor's plan was not used, by name
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -120,6 +121,7 @@ class RolloutRecord:
     policy_version: str | None = None
     policy_assigned: str | None = None  # the policy version asked for the first plan, whatever came of it
     fallback: str | None = None  # why a router planned instead of the conductor
+    memory: dict[str, Any] | None = None  # of the experience: state (fresh, stale, missing), age_s
     turn: dict[str, Any] | None = None  # of a conversation that went on: worker, kept, why, and what that rests on
     capped: str | None = None  # the cap that ended it early
     status: str = "running"  # done | failed | aborted

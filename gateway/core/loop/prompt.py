@@ -26,7 +26,7 @@ from functools import cache, lru_cache
 from typing import Any, Literal, get_args
 
 from gateway.core.loop.contract import PlanLimits
-from gateway.core.loop.experience import RuleWeights, smoothed_success
+from gateway.core.loop.experience.likeness import RuleWeights, smoothed_success
 from gateway.core.loop.guided import CHECKS, CONTEXT, INSTRUCTIONS, TOOLS, guided
 from gateway.core.loop.plan import plan_schema, schema_hash
 from gateway.core.loop.replies.errors import CheckerErrors, Share

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gateway.core.loop.experience import content_text
+from gateway.core.loop.experience.likeness import content_text
 from gateway.core.loop.replies.errors import CheckerErrors
 from gateway.core.pool.workers import Price
 

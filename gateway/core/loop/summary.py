@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.core.loop.compose import split_tags
-from gateway.core.loop.experience import content_text
+from gateway.core.loop.experience.likeness import content_text
 from gateway.core.loop.replies.kinds import read_message
 
 WORDS_PER_TOKEN = 0.6  # of the bound that the instruction names, so that few summaries reach the bound on tokens

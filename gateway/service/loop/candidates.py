@@ -15,13 +15,14 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.core.loop.experience import RuleWeights, rule_utility, smoothed_success
+from gateway.core.loop.experience.belief import WorkerExperience
+from gateway.core.loop.experience.likeness import RuleWeights, rule_utility, smoothed_success
 from gateway.core.money.amounts import cost_nano
 from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD, WorkerSpec
 from gateway.errors import BatonError
 from gateway.service.loop.bodies import price_of
 from gateway.service.loop.routers import LATENCY_GUESS_S, USAGE_GUESS
-from gateway.service.ports.request import Clock, Embedder, Store, WorkerExperience
+from gateway.service.ports.request import Clock, Embedder, Store
 
 RECORDS_FRESH_S = 60.0  # what workers did is read once in this time for each kind of task
 RECORDS_TIMEOUT_S = 5.0  # of that read, which no request waits for

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
 from gateway.core.loop.contract import Verify
-from gateway.core.loop.experience import RuleWeights, rule_utility, smoothed_success
+from gateway.core.loop.experience.likeness import RuleWeights, rule_utility, smoothed_success
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.loop.shown import UNKNOWN_AGREEMENT
 from gateway.core.money.amounts import Usage, cost_nano

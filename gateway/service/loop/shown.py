@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.core.loop.digest import shown_replies
+from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.replies.errors import CheckerErrors
 from gateway.core.loop.replies.judging import pair_verdict
 from gateway.core.loop.replies.kinds import Reply, ReplyKind, read_message, wanted_kind
@@ -18,7 +19,7 @@ from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, WorkerSpec
 from gateway.service.loop.bodies import price_of
 from gateway.service.loop.checks import flags_with_verdicts
 from gateway.service.loop.state import Loop, StepRun
-from gateway.service.ports.request import WonPlan, WorkerExperience
+from gateway.service.ports.request import WonPlan
 
 EXAMPLE_CHARS_MAX = 200  # of a question or a task in an example
 SHOWN_KEPT = 4096  # workers

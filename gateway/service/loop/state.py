@@ -11,6 +11,7 @@ from gateway.core.log.events import Event, uuid7
 from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
 from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.contract import Ruling
+from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.plan import Plan, PlanLimits, Step
 from gateway.core.loop.shown import ShownPlan, ShownReply, ShownRequest, ShownWorker
 from gateway.core.loop.turns.replanning import TurnFacts
@@ -20,7 +21,7 @@ from gateway.core.openai.vendor import without_state
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError
-from gateway.service.ports.request import Journal, WorkerExperience
+from gateway.service.ports.request import Journal
 
 
 class Sink(Protocol):

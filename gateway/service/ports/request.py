@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Outcome
@@ -21,6 +21,11 @@ from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import WorkerSpec
 from gateway.service.ports.admin import KeyRow
 from gateway.service.ports.money import Books, Settlement
+
+if TYPE_CHECKING:
+    from gateway.core.loop.experience.belief import (
+        WorkerExperience,
+    )  # it loads numpy, which the CLI's help does not need
 
 REFUSED_STATUSES = (400, 404, 413, 422)  # of a worker: the request is bad, not the worker
 
@@ -275,17 +280,6 @@ class Journal(Protocol):
     async def shipped(self) -> None:
         """Wait until everything appended so far is in PostgreSQL; raises TimeoutError after the adapter's bound."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerExperience:
-    """Figures of one worker on judged past tasks like this one."""
-
-    worker: str
-    n: int  # weight in outcomes: near and new ones count in full
-    success_mean: float  # [0, 1]
-    cost_nano_mean: int
-    latency_ms_mean: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from gateway.core.access.keys import Principal
 from gateway.core.log.events import Event
 from gateway.core.log.redact import Redactor, apply_mode
 from gateway.core.log.rollout import as_payload, close_record
-from gateway.core.loop.experience import question_text
+from gateway.core.loop.experience.belief import WorkerExperience
+from gateway.core.loop.experience.likeness import question_text
 from gateway.core.money.amounts import Usage, input_tokens_bound
 from gateway.core.money.details import sum_details
 from gateway.core.money.ledger import Hold
@@ -45,7 +46,6 @@ from gateway.service.ports.request import (
     RequestMetrics,
     Store,
     WonPlan,
-    WorkerExperience,
 )
 from gateway.service.request.admit import Admission, Policies, RequestContext, no_version
 from gateway.service.request.catalog import Catalog, Choice

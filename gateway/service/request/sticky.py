@@ -16,7 +16,7 @@ from typing import Any
 
 from gateway.core.log.rollout import RolloutRecord, RoundRecord
 from gateway.core.loop.caps import Meter
-from gateway.core.loop.experience import content_text, question_text
+from gateway.core.loop.experience.likeness import content_text, question_text
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.loop.turns.marks import Marker
 from gateway.core.loop.turns.replanning import (

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.core.loop.experience import question_text
+from gateway.core.loop.experience.belief import WorkerExperience
+from gateway.core.loop.experience.likeness import question_text
 from gateway.core.openai.reply import reply_text
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import UpstreamError
 from gateway.service.loop.state import Planner
-from gateway.service.ports.request import WorkerCall, WorkerExperience
+from gateway.service.ports.request import WorkerCall
 from policy import graders
 from policy.environments.base import Bill, Episode, PlanSource, Prompt, Split
 from policy.environments.cached import CachedWorkers, PaidCalls

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
-from gateway.core.loop.experience import question_text
+from gateway.core.loop.experience.likeness import question_text
 from gateway.core.loop.plan import Plan, PlanLimits, Step
 from gateway.core.loop.prompt import Profile, render
 from gateway.core.loop.shown import ShownReply, most_agreeing

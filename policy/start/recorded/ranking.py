@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
-from gateway.core.loop.experience import question_text
+from gateway.core.loop.experience.likeness import question_text
 from gateway.core.loop.plan import Plan
 from gateway.core.loop.prompt import DIAL
 from gateway.service.loop.routers import models_of

@@ -17,9 +17,9 @@ from random import Random
 
 import numpy as np
 
+from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.prompt import DIAL, worth_alone
 from gateway.core.loop.shown import SHOWN_MIN
-from gateway.service.ports.request import WorkerExperience
 from policy.start.recorded.programs import Program, Worth, search
 from policy.statistics.tuning import Nearest, Observation
 

@@ -17,11 +17,11 @@ from pydantic import ValidationError
 
 from gateway.adapters.host.poolfile import resolve_secret
 from gateway.adapters.upstream.tools import ToolWorkers
-from gateway.core.loop.experience import question_text
+from gateway.core.loop.experience.belief import WorkerExperience
+from gateway.core.loop.experience.likeness import question_text
 from gateway.core.money.amounts import usd_to_nano, worst_case_nano
 from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, VOTE_URL, PoolFile, WorkerSpec
 from gateway.errors import ConfigError
-from gateway.service.ports.request import WorkerExperience
 from policy import graders
 from policy.environments.base import Prompt, Spend
 from policy.environments.executor import Executor

@@ -10,10 +10,10 @@ from statistics import fmean
 
 from pydantic import ValidationError
 
-from gateway.core.loop.experience import question_text
+from gateway.core.loop.experience.belief import WorkerExperience
+from gateway.core.loop.experience.likeness import question_text
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import ConfigError
-from gateway.service.ports.request import WorkerExperience
 from policy.environments.arena import ArenaEnvironment, Truth
 from policy.environments.base import Environment, PosedPrompt, Prompt, fraction, rng_for
 from policy.environments.executor import CAPS, Executor

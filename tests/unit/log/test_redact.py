@@ -28,7 +28,7 @@ from gateway.core.log.redact import (
     scrub,
 )
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload
-from gateway.core.loop.experience import question_text
+from gateway.core.loop.experience.likeness import question_text
 from tests.records import a_rollout, a_round, a_step
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\nabc+/=\n-----END RSA PRIVATE KEY-----"

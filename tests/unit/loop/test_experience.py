@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gateway.core.loop.experience import (
+from gateway.core.loop.experience.likeness import (
     EMBEDDED_CHARS_MAX,
     EMBEDDING_DIM,
     NEAR,

@@ -11,9 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.loop import meaning
-from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, HASHED
-from gateway.core.loop.meaning import CACHED_WORDS_MAX, TABLE_FILE, WORD_CHARS_MAX, TokenTable, by_meaning, read_table
+from gateway.core.loop.experience import meaning
+from gateway.core.loop.experience.likeness import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, HASHED
+from gateway.core.loop.experience.meaning import (
+    CACHED_WORDS_MAX,
+    TABLE_FILE,
+    WORD_CHARS_MAX,
+    TokenTable,
+    by_meaning,
+    read_table,
+)
 from gateway.errors import ConfigError
 from gateway.files import shipped
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.prompt import ANSWER_CHARS_MAX, Profile, profile_of, prompt_hash, render
 from gateway.core.loop.shown import (
     CONVERSATION_CHARS_MAX,
@@ -23,7 +24,6 @@ from gateway.core.loop.shown import (
 )
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.service.loop.shown import SHOWN_KEPT, shown_worker
-from gateway.service.ports.request import WorkerExperience
 
 PROFILES: tuple[Profile, ...] = ("brief", "compact", "dial", "full", "guided", "ranked")
 # Weights are trained on exactly this rendering: a change here invalidates every trained conductor (and needs a new

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.loop.experience import RuleWeights
-from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience.likeness import RuleWeights
+from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
 from gateway.core.loop.turns.replanning import (
     DISTANCE_MAX,
     Expected,

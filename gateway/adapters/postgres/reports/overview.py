@@ -24,7 +24,7 @@ from gateway.adapters.postgres.reports import books, search
 from gateway.adapters.postgres.store import PostgresStore, by_name
 from gateway.adapters.postgres.tables import rollouts, steps
 from gateway.core.log.counterfactual import JudgedPlan
-from gateway.core.loop.experience import SIMILAR
+from gateway.core.loop.experience.likeness import SIMILAR
 from gateway.core.policies.earning import Rewards
 from gateway.errors import Unavailable
 from gateway.service.ports.admin import RolloutsQuery

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from gateway.core.loop.experience import RuleWeights, content_text, rule_utility, smoothed_success, words_of
+from gateway.core.loop.experience.likeness import RuleWeights, content_text, rule_utility, smoothed_success, words_of
 from gateway.core.pool.workers import NANO_PER_USD, Price
 
 Trigger = Literal["failure", "tool_error", "cap", "intent", "better"]

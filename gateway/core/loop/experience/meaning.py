@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, HASHED, Embedding, words_of
+from gateway.core.loop.experience.likeness import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, HASHED, Embedding, words_of
 from gateway.errors import ConfigError
 
 MINILM = "minilm-1"  # names the table, the features and their weights: a change of any needs another name
