@@ -197,9 +197,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     with temporary_directory() as directory, gateway(directory) as served:
         read_ms, times = asyncio.run(timed(served.database_url, options.rows))
-    print(
-        f"{options.rows} rows: read in {read_ms:.0f} ms; a look-up: median {percentile(times, 0.5):.1f} ms, 95 % {percentile(times, 0.95):.1f} ms"
-    )
+    fast, slow = percentile(times, 0.5), percentile(times, 0.95)
+    print(f"{options.rows} rows: read in {read_ms:.0f} ms; a look-up: median {fast:.2f} ms, 95 % {slow:.2f} ms")
     return 0
 
 

@@ -18,7 +18,7 @@ NO_TYPE, UNKNOWN = -1, -2
 Part = tuple[int, int]  # round and step
 Place = tuple[str, Part]  # of a step: its rollout, and where in it
 Reals = NDArray[np.float32]
-Facts = NDArray[np.void]
+Numbers = NDArray[np.int32]
 
 
 class Owner(NamedTuple):
@@ -87,6 +87,38 @@ _FACTS = np.dtype(
 )
 
 
+class Newest(NamedTuple):
+    """Columns of one worker's steps, newest first; of one moment, the later step of the later request first. `row`: in
+    the table. `type`, `embedder`, `key`, `org`: numbers of names."""
+
+    row: NDArray[np.int64]
+    at: NDArray[np.int64]
+    type: Numbers
+    embedder: Numbers
+    key: Numbers
+    org: Numbers
+    failed: NDArray[np.bool_]
+    weight: Vector
+    success: Vector
+    cost: Vector
+    ms: Vector
+
+    def of(self, chosen: NDArray[np.int64]) -> Newest:
+        """Some of them."""
+        return Newest._make(column[chosen] for column in self)
+
+
+class Placed(NamedTuple):
+    """Steps of one worker, newest first, and how similar the question of each is to the one asked."""
+
+    steps: Newest
+    similar: Vector
+
+    def of(self, chosen: NDArray[np.int64]) -> Placed:
+        """Some of them."""
+        return Placed(self.steps.of(chosen), self.similar[chosen])
+
+
 class _Steps:
     """The latest `most` steps of one worker version, one row each, in no order."""
 
@@ -96,38 +128,35 @@ class _Steps:
         self._vectors = np.zeros((len(self._facts), EMBEDDING_DIM), np.float32)
         self._places: list[Place] = []  # by row
         self._rows: dict[Place, int] = {}
-        self._newest: NDArray[np.int64] | None = None
+        self._newest: Newest | None = None
 
     def __len__(self) -> int:
         return len(self._places)
 
     @property
-    def facts(self) -> Facts:
-        """One record a row."""
-        return self._facts[: len(self)]
-
-    @property
-    def newest(self) -> NDArray[np.int64]:
-        """The rows, newest first; of one moment, the later step of the later request first."""
+    def newest(self) -> Newest:
+        """What is known of the steps but their vectors, newest first."""
         if self._newest is None:
-            facts = self.facts
-            self._newest = np.lexsort((facts["step"], facts["round"], facts["id"], facts["at"]))[::-1]
+            facts = self._facts[: len(self)]
+            rows = np.lexsort((facts["step"], facts["round"], facts["id"], facts["at"]))[::-1]
+            self._newest = Newest(rows, *(facts[name][rows] for name in Newest._fields[1:]))
         return self._newest
 
-    def similar(self, vector: Reals | None, embedder: int, task_type: int) -> Vector:
-        """The similarity of each row's question to this one."""
-        facts = self.facts
-        similar = np.where(facts["type"] == task_type, TASK_TYPE_SIMILARITY, 0.0)
+    def placed(self, vector: Reals | None, embedder: int, task_type: int) -> Placed:
+        """The steps, newest first, and how similar their questions are to this one."""
+        newest = self.newest
+        similar = np.where(newest.type == task_type, TASK_TYPE_SIMILARITY, 0.0)
         if vector is not None:
-            similar += np.where(facts["embedder"] == embedder, self._vectors[: len(self)] @ vector, 0.0)
-        return similar
+            cosines = (self._vectors[: len(self)] @ vector)[newest.row]
+            similar += np.where(newest.embedder == embedder, cosines, 0.0)
+        return Placed(newest, similar)
 
     def put(self, place: Place, facts: tuple[object, ...], vector: Reals | None) -> Place | None:
         """Add a step that is not there. Where there is no room, the oldest one goes, which may be this one: returns the
         place of that."""
         row, gone = len(self), None
         if row == self._most:
-            row = int(self.newest[-1])
+            row = int(self.newest.row[-1])
             if self._facts["at"][row] > facts[0]:
                 return place
             gone = self._places[row]
@@ -229,18 +258,6 @@ class Past:
         for worker, version in workers.items():
             steps = self._steps.get((worker, version))
             if steps:
-                newest = steps.newest
-                one = Placed(steps.facts[newest], steps.similar(vector, embedder, task_type)[newest])
-                placed[worker] = one if org == UNKNOWN else one.of(one.facts["org"] != org)
-        return {worker: one for worker, one in placed.items() if len(one.facts)}
-
-
-class Placed(NamedTuple):
-    """Steps of one worker, newest first, and how similar the question of each is to the one asked."""
-
-    facts: Facts
-    similar: Vector
-
-    def of(self, chosen: NDArray[np.bool_]) -> Placed:
-        """Some of them."""
-        return Placed(self.facts[chosen], self.similar[chosen])
+                one = steps.placed(vector, embedder, task_type)
+                placed[worker] = one if org == UNKNOWN else one.of(np.flatnonzero(one.steps.org != org))
+        return {worker: one for worker, one in placed.items() if len(one.similar)}

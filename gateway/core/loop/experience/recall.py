@@ -90,15 +90,15 @@ class _Weighed(NamedTuple):
 
 
 def _trials(placed: Placed, scale: _Scale, k: int) -> _Weighed:
-    facts = placed.facts
+    steps = placed.steps
     nearness = scale.nearness(placed.similar)
     near = np.flatnonzero(nearness)[:k]
-    wide = bounded(facts["weight"], facts["key"])
-    chosen = facts[near]
-    weight = bounded(nearness[near] * chosen["weight"], chosen["key"])
-    costs = _calls(chosen["cost"], chosen["failed"]), _calls(chosen["ms"], chosen["failed"])
-    wide_right = float(wide @ facts["success"])
-    return _Weighed(chosen["at"], Trials(weight, chosen["success"], *costs, float(wide.sum()), wide_right))
+    wide = bounded(steps.weight, steps.key)
+    chosen = steps.of(near)
+    weight = bounded(nearness[near] * chosen.weight, chosen.key)
+    calls = _calls(chosen.cost, chosen.failed), _calls(chosen.ms, chosen.failed)
+    wides = float(wide.sum()), float(wide @ steps.success)
+    return _Weighed(chosen.at, Trials(weight, chosen.success, *calls, *wides))
 
 
 def bounded(weight: Vector, keys: NDArray[np.int32]) -> Vector:
