@@ -181,7 +181,7 @@ class Kit:
         budget = RetryBudget(start_retries=100)
         self.tokens = tokens
         calls = Calls(self.workers, budget, clock, tokens, toolboxes, attempts_max=attempts_max, wait_initial_s=0.001)
-        rule = RulePlanner()
+        rule = RulePlanner(draws=False)
         planning = ConductorSettings(profile, PRICE, timeout_s, patience=patience)
         learned = ConductorPlanner(conductor or self.conductor, planning)
         planners = {"baton": (learned, rule), "baton/conductor": (learned, rule), "baton/rule": (rule, rule)}

@@ -21,7 +21,7 @@ from gateway.service.request.running import reply_headers
 from tests.fakes.workers import Says
 from tests.kit import KEY, Kit, ask, model_worker, pool_file
 
-RULE = RulePlanner()
+RULE = RulePlanner(draws=False)
 
 
 def counted(call: WorkerCall) -> Says:
