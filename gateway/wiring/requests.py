@@ -26,10 +26,10 @@ from gateway.api.public.messages import MessagesApi
 from gateway.api.public.responses import ResponsesApi
 from gateway.config.planning import MINILM
 from gateway.config.serving import listed
-from gateway.config.settings import environment
+from gateway.config.settings import Settings, environment
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.experience.likeness import Embedding, RuleWeights
+from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.loop.replies.errors import CheckerErrors
 from gateway.core.loop.turns.replanning import DISTANCE_MAX, Replanning
 from gateway.core.pool.workers import Price
@@ -154,8 +154,15 @@ def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
         attempts_max=settings.retry_attempts_max,
         explore_share=settings.explore_share,
         trial_share=settings.conductor_trial_share,
+        worth=worth_of(settings),
         traced=bool(settings.otel_url),
     )
+
+
+def worth_of(settings: Settings) -> Mapping[str, float]:
+    """What a right answer is worth, as far as the settings say."""
+    said = {"usd": settings.right_usd, "seconds": settings.right_seconds}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def embedder_of(base: Base, embedding: Embedding | None) -> LocalEmbedder | HttpEmbedder:
@@ -166,12 +173,6 @@ def embedder_of(base: Base, embedding: Embedding | None) -> LocalEmbedder | Http
     url, _, model = settings.embedder.partition("#")
     key, timeout_s = base.referred(settings.embedder_api_key), EMBEDDING_SHARE * settings.experience_timeout_s
     return base.closing(HttpEmbedder(url, model, key, timeout_s=timeout_s))
-
-
-def rule_weights_of(base: Base) -> RuleWeights:
-    """What the rule weighs, as the settings say."""
-    settings = base.settings
-    return RuleWeights(settings.rule_w_success, settings.rule_w_latency, settings.rule_w_cost)
 
 
 def memory_of(base: Base) -> ExperienceMemory:
@@ -210,7 +211,6 @@ def shortlist_of(base: Base, embedder: Embedder, memory: ExperienceMemory) -> Sh
         embedder,
         memory,
         base.clock,
-        rule_weights_of(base),
         settings.experience_neighbours,
         most=settings.candidates_max,
         explored=settings.candidates_drawn,
@@ -244,7 +244,6 @@ def sticky_of(base: Base) -> Sticky:
         settings.replan_distance or measured,
         settings.replan_turns_left,
         settings.replan_gain,
-        weights=rule_weights_of(base),
     )
     return Sticky(base.closing(conversations), base.metrics, base.secret(b"sticky"), *times, rules)
 

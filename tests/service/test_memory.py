@@ -255,4 +255,4 @@ async def test_a_vector_of_numbers_is_compared_as_the_model_says() -> None:
     found = await world.memory.near("acme", Question(None, near, "e"), WORKERS, 200)
     assert (found.experience["alpha"].n, found.experience["alpha"].success_mean) == (3, 1.0)
     other = await world.memory.near("acme", Question(None, near, "f"), WORKERS, 200)
-    assert other.experience["alpha"].n == 6
+    assert other.experience["alpha"].success_mean < 0.7  # all steps are as near
