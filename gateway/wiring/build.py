@@ -29,6 +29,7 @@ from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.upkeep.days import PostgresDays
 from gateway.adapters.redis.budgets import RedisBudgets
+from gateway.adapters.redis.ratelimits import RedisRateLimits
 from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.api.edge import spec
 from gateway.api.edge import stack as edge
@@ -203,7 +204,11 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     health = _health(base, budgets, journal, conductor.conductor if conductor else None, policies)
     background, messages = background_of(base, flushed_together(base, journal), budgets, catalog, openai, redactor)
     batches = batches_of(base, completer, openai, background.api)
-    own = (SessionsApi(openai, sessions, budgets, clock), _outcomes(base, journal, redactor, auth, memory), health)
+    own = (
+        SessionsApi(openai, sessions, budgets, clock),
+        _outcomes(base, journal, redactor, auth, memory, limits),
+        health,
+    )
     apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
     admin = admin_of(base, pool, budgets, auth, policies.admin if policies else None, sessions, openai, drift, checkers)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
@@ -315,9 +320,22 @@ def _recovery(base: Base, budgets: Budgets, journal: Journal, waiting: Backgroun
 
 
 def _outcomes(
-    base: Base, journal: Journal, redactor: Redactor, auth: Authenticator, memory: ExperienceMemory
+    base: Base,
+    journal: Journal,
+    redactor: Redactor,
+    auth: Authenticator,
+    memory: ExperienceMemory,
+    limits: RedisRateLimits,
 ) -> OutcomesApi:
-    outcomes = Outcomes(base.store, flushed_together(base, journal), base.clock, redactor, memory)
+    outcomes = Outcomes(
+        base.store,
+        flushed_together(base, journal),
+        base.clock,
+        redactor,
+        memory=memory,
+        limits=limits,
+        per_minute=base.settings.outcomes_per_minute,
+    )
     reports = PostgresReports(base.connections.background)
     return OutcomesApi(outcomes, auth, reports, explaining_of(base, reports), base.settings.body_bytes_max)
 

@@ -104,11 +104,11 @@ SELECT name FROM unnest(CAST(:names AS text[])) AS named (name)
 WHERE EXISTS (SELECT FROM outcomes WHERE key_id = name AND value >= :won)
 
 -- name: planner_rewards
--- Rewards of the latest `recent` judged requests to `baton`, by pool, task type and the planner of the first plan. The
--- latest judgement of a request counts. Dollars in a pool without a worth count for nothing. The index on the rollout's id gives the newest requests first.
-SELECT pool_name, task_type, planner, count(*), sum(reward), sum(reward * reward)
+-- Rewards of the latest `recent` judged requests to `baton`, by organisation, pool, task type and the planner of the
+-- first plan. The latest judgement of a request counts. Dollars in a pool without a worth count for nothing. The index on the rollout's id gives the newest requests first.
+SELECT pool_name, task_type, planner, count(*), sum(reward), sum(reward * reward), org
 FROM (
-  SELECT r.pool_name, r.task_type, p.planner,
+  SELECT r.org, r.pool_name, r.task_type, p.planner,
     j.value - coalesce(r.cost_nano / 1e9 / CAST(CAST(:right_usd AS jsonb) ->> r.pool_name AS double precision), 0) AS reward
   FROM (
     SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes WHERE value IS NOT NULL AND step IS NULL
@@ -117,7 +117,7 @@ FROM (
   JOIN rollouts AS r ON r.id = j.rollout_id AND r.depth = 0 AND r.policy_requested = 'baton' AND r.train
   JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.round = 1 AND p.planner IN ('conductor', 'rule')
 ) AS judged
-GROUP BY pool_name, task_type, planner
+GROUP BY org, pool_name, task_type, planner
 
 -- name: judged_plans
 -- First plans of the latest `recent` judged requests to `baton` in a pool, of one key or of all (NULL), by the task type

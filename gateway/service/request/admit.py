@@ -337,7 +337,7 @@ class Admission:
         trained = version.rounds if version is not None else 1
         planner = choice.planner
         if isinstance(planner, AutoPlanner):
-            planner = planner.choose(record.pool_name, record.task_type, trial=trial)
+            planner = planner.choose(record.org, record.pool_name, record.task_type, trial=trial)
         rounds = ROUNDS_OF.get(type(planner)) or context.rounds or max(self._rounds(choice, chat), trained)
         return Loop(
             record=record,

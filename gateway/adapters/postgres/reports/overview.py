@@ -88,8 +88,8 @@ class PostgresReports:
         }
 
     async def planner_rewards(self, right_usd: Mapping[str, float]) -> Sequence[Rewards]:
-        """The rewards of rule and conductor by pool and task type, in right answers, over the latest judged requests to
-        `baton` that may train. `right_usd`: dollars that a right answer is worth, by pool."""
+        """The rewards of rule and conductor by organisation, pool and task type, in right answers, over the latest
+        judged requests to `baton` that may train. `right_usd`: dollars that a right answer is worth, by pool."""
         values = {"right_usd": json.dumps(right_usd), "recent": JUDGED_MAX}
         async with self._reading() as connection:
             return [Rewards(*row) for row in await connection.execute(PLANNER_REWARDS, values)]
