@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from gateway.config.serving import Bytes, Count, Seconds, Share, Usd
-from gateway.core.loop.experience.likeness import HALF_LIFE
 from gateway.core.pool.workers import SecretRef
 
 HASHING, MINILM = "hashing", "minilm"
@@ -117,13 +116,16 @@ class PlanningSettings(BaseModel):
     summary_timeout_s: Seconds = Field(
         20.0, description="Limit of one summary, at most half of the request's time left; then the turns are dropped"
     )
-    experience_timeout_s: Seconds = Field(0.1, description="If the look-up takes longer, plan without experience")
+    experience_timeout_s: Seconds = Field(
+        0.1,
+        description="Wait of a request for what is not in memory yet: its organisation's experience, a vector, plans",
+    )
     experience_neighbours: Count = Field(200, description="Past steps per worker that experience is computed from")
-    experience_half_life: float = Field(
-        HALF_LIFE,
-        gt=0,
-        le=1_000_000,
-        description="Newer similar steps after which a past step counts half; see experience.md",
+    experience_bytes_max: Bytes = Field(
+        256 * 2**20, description="Bytes of experience in the memory of each process, about 1.6 kB a judged step"
+    )
+    experience_stale_s: Seconds = Field(
+        10.0, description="Age above which the memory of experience is called stale, in the reply, the log and a metric"
     )
     embedder: str = Field(
         MINILM,

@@ -39,10 +39,7 @@ def kit(said: dict[str, Any], **more: Any) -> Kit:
     made = Kit(workers={**said, "vote": counted}, **more)
     made.catalog._planners |= {"baton/vote": (VoteRouter(RULE), RULE), "baton/cascade": (CascadeRouter(RULE), RULE)}
 
-    async def near(*_: Any) -> list[WorkerExperience]:
-        return [WorkerExperience(name, 50, success, nano, 1000) for name, (success, nano) in seen.items()]
-
-    made.store.experience_near = near  # type: ignore[method-assign, assignment]
+    made.knows(*(WorkerExperience(name, 50, success, nano, 1000) for name, (success, nano) in seen.items()))
     return made
 
 
@@ -216,11 +213,7 @@ async def test_requests_not_for_training_are_never_explored(metadata: dict[str, 
 @pytest.mark.parametrize(("n", "shown"), [(1, False), (2, True)])
 async def test_the_conductor_is_told_nothing_of_one_lucky_call(n: int, shown: bool) -> None:
     made = kit({})
-
-    async def near(*_: Any) -> list[WorkerExperience]:
-        return [WorkerExperience("alpha", n, 1.0, 100_000, 1000)]
-
-    made.store.experience_near = near  # type: ignore[method-assign, assignment]
+    made.knows(WorkerExperience("alpha", n, 1.0, 100_000, 1000))
     running = await made.serve(ask(model="baton/conductor"))
     assert ("10 of 10 right" in str(running.record.rounds[0].messages)) is shown
 

@@ -75,10 +75,7 @@ class Policies:
     rounds: int
     attempts_max: int
     explore_share: float
-    experience_k: int
-    experience_timeout_s: float
     rounds_if_cheap: int = 1  # plans of a request that does not stream, where a plan costs little beside the workers
-    examples_max: int = 0  # plans of the same key that the prompt shows
     traced: bool = False  # whether requests have a `traceparent`
     worth: Mapping[str, Any] = field(default_factory=dict)  # of a right answer, where no key says: usd, seconds
     trial_share: float = 0.0  # of requests under `auto`, for the planner that is not in charge

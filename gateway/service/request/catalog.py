@@ -112,6 +112,10 @@ class Catalog:
         """The names of all workers of the pool file in use."""
         return [worker.name for worker in self._pools.workers]
 
+    def shares_experience(self, pool: str) -> bool:
+        """Whether evidence of other organisations counts in a pool of the file in use."""
+        return pool in self._pools.share_experience
+
     def has_checkers(self) -> bool:
         """Whether any worker of the pool file in use may check replies."""
         return any(map(is_checker, self._pools.workers))

@@ -328,6 +328,9 @@ def reply_headers(record: RolloutRecord) -> dict[str, str]:
         headers["x-baton-left-out"] = ", ".join(dict.fromkeys(left_out))
     if record.fallback:
         headers["x-baton-fallback"] = record.fallback
+    if (memory := record.memory) and memory["state"] != "fresh":
+        age = f"; age={memory['age_s']:.0f}" if memory["state"] == "stale" else ""
+        headers["x-baton-experience"] = memory["state"] + age
     if record.capped:
         headers["x-baton-capped"] = record.capped
     if record.steps and (lowered := record.steps[-1].lowered):
