@@ -13,6 +13,7 @@ from gateway.core.loop.caps import Caps
 from gateway.core.money.amounts import worst_case_nano
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import MediaPart, media_parts, remote_parts
+from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BadRequest, CapReached, context_exceeded
@@ -30,7 +31,6 @@ from gateway.service.loop.summaries import NOBODY, SummaryRules
 from gateway.service.ports.request import TokenCounter
 from gateway.service.request.catalog import Choice
 
-BYTES_PER_TOKEN = 4  # of a prompt, about
 BYTES_PER_TOKEN_MOST = 8  # of any text that people write: English has between four and five
 RAISE_CAP = ", or raise x-baton-max-tokens as far as the key allows"
 LONGER_CONTEXT = ", or name a model whose context is longer"
