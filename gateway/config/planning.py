@@ -132,6 +132,11 @@ class PlanningSettings(BaseModel):
             return "worker"
         return "url" if self.conductor.startswith(("http://", "https://")) else "directory"
 
+    @property
+    def conductor_worker(self) -> str | None:
+        """The name of the worker that plans, if one does."""
+        return self.conductor.removeprefix("worker:") if self.conductor_kind == "worker" else None
+
     @field_validator("embedder")
     @classmethod
     def _is_embedder(cls, text: str) -> str:

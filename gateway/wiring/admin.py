@@ -47,8 +47,6 @@ from gateway.wiring.base import Base
 from gateway.wiring.requests import PoolParts
 from gateway.wiring.workers import DriftParts
 
-WORKER_PREFIX = "worker:"
-
 
 @dataclass(frozen=True, slots=True)
 class AdminParts:
@@ -117,7 +115,6 @@ def logins_of(base: Base) -> tuple[Logins | None, PostgresLogins]:
 def _pools(base: Base, pool: PoolParts, store: PostgresAdmin) -> Pools:
     """The use case that reloads the pool file."""
     settings = base.settings
-    planner = settings.conductor.removeprefix(WORKER_PREFIX) if settings.conductor_kind == "worker" else None
     place = {"file": str(base.services.pool_file), "host": platform.node()}
     revisions = PostgresPools(base.connections.background)
     return Pools(
@@ -128,7 +125,7 @@ def _pools(base: Base, pool: PoolParts, store: PostgresAdmin) -> Pools:
         base.clock,
         base.metrics,
         store,
-        planner=planner,
+        planner=settings.conductor_worker,
         place=place,
         audits=base.alone,
     )

@@ -79,8 +79,8 @@ async def conductor_of(base: Base, pool: PoolParts) -> ConductorParts | None:
     own: dict[str, Any] = {}
     spec: WorkerSpec | None = None
     url, model, ref = services.conductor_url, services.conductor_model, settings.conductor_api_key
-    if settings.conductor_kind == "worker":
-        spec = pool.first.pools.worker(settings.conductor.removeprefix("worker:"))
+    if settings.conductor_worker is not None:
+        spec = pool.first.pools.worker(settings.conductor_worker)
         url, model, ref, price = spec.url, spec.model, spec.api_key, spec.price or FREE
         url = services.places.get(str(url), url)
         own = {"params": spec.params, "cannot": spec.cannot}

@@ -76,7 +76,8 @@ def pool_of(base: Base) -> PoolParts:
     names = {"BATON_JUDGE_MODEL": settings.judge_model}
     if settings.summarizer not in (NOBODY, AUTO):
         names["BATON_SUMMARIZER"] = settings.summarizer
-    source = PoolFileSource(base.services.pool_file, environment, settings.default_pool_name, names)
+    file, planner = base.services.pool_file, settings.conductor_worker
+    source = PoolFileSource(file, environment, settings.default_pool_name, names, planner)
     first = source.load()
     workers = pooled_workers(
         first.pools,

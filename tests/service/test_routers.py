@@ -14,13 +14,14 @@ from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.experience.likeness import RuleWeights
 from gateway.core.loop.replies.agreement import majority
 from gateway.core.money.amounts import Usage
-from gateway.core.pool.workers import Price, WorkerSpec
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.errors import BadRequest, UpstreamError
 from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
 from gateway.service.ports.request import WorkerCall
 from gateway.service.request.running import reply_headers
 from tests.fakes.workers import Says
-from tests.kit import KEY, Kit, ask, model_worker, pool_file
+from tests.kit import KEY, Kit, ask, model_worker, plan, pool_file
+from tests.unit.openai.test_chat import PNG, image, said
 
 RULE = RulePlanner(RuleWeights())
 
@@ -64,6 +65,59 @@ async def test_the_majority_is_the_reply(stream: bool) -> None:
     assert asked(running) == ["beta", "gamma", "alpha", "vote"]  # the rule's order: what decides a tie comes first
     assert (running.record.policy_used, running.record.fallback) == ("vote", None)
     assert await made.open_nano() == 0
+
+
+# ---------------------------------------------------------------- a worker that plans
+
+
+def with_planner(**more: Any) -> PoolFile:
+    """A pool in which `brain` plans, and is the cheapest and the only one with eyes."""
+    cheap = Price(input_usd_per_mtok=Decimal("0.01"), output_usd_per_mtok=Decimal("0.01"))
+    return pool_file(
+        *(model_worker(name, f"x{name}", cannot=["image"]) for name in ("one", "two")),
+        model_worker("brain", "ember", price=cheap, answers=False, **more),
+    ).model_copy(update={"pools": {"default": ("one", "two", "brain", "vote"), "brain": ("brain",)}})
+
+
+@pytest.mark.parametrize("model", ["baton", "baton/rule", "baton/vote", "baton/cascade"])
+async def test_a_worker_that_plans_is_offered_to_no_planner_as_an_answerer(model: str) -> None:
+    made = kit({}, script=(plan(("ember", None, [])),), pools=with_planner())
+    record = (await made.serve(ask(model=model))).record
+    assert record.status == "done"
+    assert {call.worker.name for call in made.workers.calls} <= {"one", "two", "vote"}
+    assert "brain" not in [worker["name"] for worker in record.pool]
+    if model == "baton":
+        assert (record.fallback, "ember" in str(made.conductor.calls[0].messages)) == (
+            "conductor_unknown_worker",
+            False,
+        )
+
+
+async def test_a_worker_that_plans_answers_by_its_name_in_a_chain_and_where_no_other_can() -> None:
+    made, alone = kit({}, pools=with_planner()), replace(KEY, pools=("brain",))
+    for body, who in (
+        (ask(model="brain"), KEY),
+        (ask(model="baton/fixed:brain"), KEY),
+        (ask(model="baton/checked:brain>one@two"), KEY),
+        ({"model": "baton/rule", "messages": [said(image(PNG))]}, KEY),
+        (ask(model="baton/rule"), alone),  # of a pool in which there is no other model
+    ):
+        made.workers.calls.clear()
+        assert (await made.serve(body, who)).record.status == "done"
+        assert made.workers.calls[0].worker.name == "brain"
+
+
+async def test_the_pool_of_a_request_is_the_same_whoever_plans() -> None:
+    plans, answers = with_planner(), with_planner()
+    workers = tuple(spec.model_copy(update={"answers": True}) for spec in answers.workers)
+    hashes = [
+        (await kit({}, pools=pools).serve(ask(model="baton/rule"))).record.pool_hash
+        for pools in (plans, answers.model_copy(update={"workers": workers}))
+    ]
+    assert hashes[0] == hashes[1]
+
+
+# ---------------------------------------------------------------- vote and cascade
 
 
 async def test_a_voter_that_fails_leaves_the_others_to_vote() -> None:

@@ -133,8 +133,8 @@ class Rounds:
     async def _without_planner(
         self, loop: Loop, number: int, refused: ConductorError | PlanRefused, body: Mapping[str, Any] | None
     ) -> Mapping[str, Any]:
-        """The answer of a loop whose planner failed: `body` of an earlier round, else what the fallback router plans. No
-        round follows, so a planner that is away costs no second answer. Raises `refused` if there is no fallback."""
+        """The answer of a loop whose planner failed: `body` of an earlier round, else what the fallback plans. No round
+        follows: a planner that is away costs no second answer. Raises `refused` if there is no fallback."""
         if loop.fallback is None:
             raise refused
         loop.record.fallback = f"{loop.planner.name}_{refused.reason}"

@@ -75,10 +75,14 @@ class Choice:
 
 
 class _Offer:
-    """The workers of a pool that a key may use for a task."""
+    """The workers of a pool that a key may use for a task. `planned`: those of a planned request, without the models
+    that only plan, unless there is no other model; `rest`: all of them, if `planned` is fewer."""
 
     def __init__(self, workers: tuple[WorkerSpec, ...]) -> None:
         self.workers = workers
+        answering = tuple(spec for spec in workers if spec.answers)
+        self.planned = answering if any(spec.kind in MODEL_KINDS for spec in answering) else workers
+        self.rest = workers if len(self.planned) < len(workers) else ()
         self.by_name = {spec.name: spec for spec in workers}
         self.hash = pool_hash(workers)
 
@@ -124,20 +128,26 @@ class Catalog:
         """
         pool_name = self._pool_name(principal, pool)
         offer = self._offer(principal, pool_name, TASKS[endpoint])
-        workers = offer.workers
         if endpoint != "chat":
             return self._single_worker(model, pool_name, offer, endpoint)
         if model in self._planners:
             planner, fallback = self._planners[model]
-            return Choice(model, planner, fallback, pool_name, workers, revision=self._revision)
+            return self._planned(model, planner, fallback, pool_name, offer)
         if model.startswith(CHECKED_PREFIX):
             return self._checked(model, pool_name, offer)
         version = (
             self._versions.by_name(model.removeprefix(OURS)) if self._versions and model.startswith(OURS) else None
         )
         if version is not None and CONDUCTOR in self._planners:
-            return Choice(model, *self._planners[CONDUCTOR], pool_name, workers, version, self._revision)
+            return replace(self._planned(model, *self._planners[CONDUCTOR], pool_name, offer), version=version)
         return self._single_worker(model, pool_name, offer, endpoint)
+
+    def _planned(
+        self, model: str, planner: Planner | AutoPlanner, fallback: Planner | None, pool: str, offer: _Offer
+    ) -> Choice:
+        """The choice of a request that `planner` plans, over the workers that may answer it."""
+        choice = Choice(model, planner, fallback, pool, offer.planned, revision=self._revision)
+        return replace(choice, pool_workers=offer.rest, pool_hash=offer.hash)
 
     def _checked(self, model: str, pool_name: str, offer: _Offer) -> Choice:
         """The choice of a chain of workers and its checker; the rule answers where all of them fail. Raises NotFound
@@ -155,7 +165,8 @@ class Catalog:
             )
         fallback = self._planners.get(RULE, (None, None))[0]
         rule = None if isinstance(fallback, AutoPlanner) else fallback
-        return Choice(model, router, rule, pool_name, offer.workers, revision=self._revision)
+        workers = tuple(spec for spec in offer.workers if spec in offer.planned or spec.name in router.names)
+        return replace(self._planned(model, router, rule, pool_name, offer), workers=workers)
 
     def _single_worker(self, model: str, pool_name: str, offer: _Offer, endpoint: Endpoint) -> Choice:
         """The choice of a single worker, without a fallback. Of a model the others are no candidates, so that a request

@@ -131,6 +131,8 @@ def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     named = choice.planner.name.removeprefix("fixed:") if choice.fallback is None else None
     if any((spec.kind in MODEL_KINDS or named) and named in (None, spec.name) for spec in left):
         return replace(choice, workers=left)
+    if named is None and choice.pool_workers:  # only a worker that plans may be able to
+        return with_able_workers(replace(choice, workers=choice.pool_workers, pool_workers=()), chat)
     what = min(min(names) for name, names in lacks.items() if names and named in (None, name))
     where = next((part.where for part in media_parts(chat.messages) if part.kind == what), what)
     whom = "no worker that this key may use here takes" if named is None else f"worker {named} does not take"
