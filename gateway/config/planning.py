@@ -53,7 +53,7 @@ class PlanningSettings(BaseModel):
         ge=1,
         le=16,
         description="Plans per request, unless request or manifest ask for more; with 1 every reply streams. Unset: 1, "
-        "or 2 where a prompted planner costs little and the request does not stream; see conductor.md",
+        "or up to 3 where more looks of a prompted planner cost less than they may save; see conductor.md",
     )
     conductor_temperature: float = Field(
         0.0, ge=0, le=2, description="Sampling temperature of planning, outside the exploring share"

@@ -35,7 +35,7 @@ from gateway.service.admin.sessions import Sessions
 from gateway.service.batches.conversations import StoredConversations
 from gateway.service.loop.calls import Calls, RetryBudget
 from gateway.service.loop.candidates import Shortlist
-from gateway.service.loop.conducting import ConductorSettings
+from gateway.service.loop.conducting import ROUNDS_MOST, ConductorSettings
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.summaries import AUTO, NOBODY, SummaryRules
 from gateway.service.money.stores import StoreGuard
@@ -142,13 +142,14 @@ def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
         cost_nano=settings.caps_cost_nano_max,
         wall_s=settings.caps_wall_s_max,
     )
+    by_prompt = planning is not None and planning.profile == "guided"
     return Policies(
         caps=caps,
         planning_price=planning.price if planning else Price(),
         planning_tokens_max=planning.tokens_max if planning else 0,
         rounds=settings.conductor_rounds or 1,
-        rounds_if_cheap=2 if planning and planning.profile == "guided" and settings.conductor_rounds is None else 1,
-        examples_max=settings.plan_examples_max if planning and planning.profile == "guided" else 0,
+        rounds_most=ROUNDS_MOST if by_prompt and settings.conductor_rounds is None else 1,
+        examples_max=settings.plan_examples_max if by_prompt else 0,
         attempts_max=settings.retry_attempts_max,
         explore_share=settings.explore_share,
         trial_share=settings.conductor_trial_share,

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.core.log.rollout import RoundRecord
@@ -38,7 +39,27 @@ from gateway.service.ports.request import Conductor, ConductorCall, ConductorChu
 PROMPTED_TOKENS_MAX, TRAINED_TOKENS_MAX = 4096, 512  # of a plan: a model that plans by prompt may think first
 TIMES_MIN, TIMES_MAX = 20, 200  # planning times that are known before the limit follows them, and that are remembered
 USUAL_SHARE, PATIENCE_FACTOR = 0.95, 4
+PLAN_GUESS = Usage(2_000, 150)  # a typical planning call
+ROUNDS_MOST = 3  # plans of a request whose planner plans by prompt
+WRONG_GUESS = 1 / 3  # of the replies of a worker that is not the dearest: what an unknown worker counts with
 PROMPTED_VERSIONS = tuple(f"{profile}-{PROMPT_VERSION}" for profile in PROMPTED)
+
+
+def worthwhile_rounds(plan_nano: int, call_nanos: Sequence[int], most: int) -> int:
+    """The number of plans, 1 to `most`, with which a request is expected to cost least; of equals the fewest.
+
+    A planner with one plan has to be safe at once: it pays itself and the dearest worker. One with more may begin with
+    the cheapest, look at the reply, and go on to the next only where that is wrong: it pays a plan for each look, and
+    the dearest worker seldom. `call_nanos`: the expected price of a call of each worker that may answer."""
+    ladder = sorted(call_nanos)
+
+    def expected_nano(rounds: int) -> float:
+        plans, calls, reach = 1.0, 0.0, 1.0
+        for nano in ladder[: rounds - 1]:
+            plans, calls, reach = plans + reach, calls + reach * nano, reach * WRONG_GUESS
+        return plans * plan_nano + calls + reach * ladder[-1]
+
+    return min(range(1, min(most, len(ladder)) + 1), key=expected_nano, default=1)
 
 
 class Patience:
