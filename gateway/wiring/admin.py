@@ -41,6 +41,7 @@ from gateway.service.admin.pools import Pools
 from gateway.service.admin.sessions import Sessions
 from gateway.service.money.credits import Credits
 from gateway.service.policies.admin import PolicyAdmin
+from gateway.service.policies.standings import Standings
 from gateway.service.ports.money import Budgets
 from gateway.service.request.auth import Authenticator
 from gateway.wiring.base import Base
@@ -68,6 +69,7 @@ def admin_of(
     openai: OpenAIApi,
     drift: DriftParts,
     checkers: CheckerWatch,
+    standings: Standings,
 ) -> AdminParts:
     """Wire administration. `policies`: None if this gateway's conductor has one version."""
     settings, clock, engine = base.settings, base.clock, base.connections.background
@@ -82,7 +84,7 @@ def admin_of(
     balances, reports = Balances(budgets, clock), PostgresReports(engine)
     apis = (
         LoginApi(logins, secure=settings.oidc_redirect_url.startswith("https:")),
-        PagesApi(reports, operators, clock),
+        PagesApi(reports, operators, clock, standings),
         RolloutsApi(reports, explaining_of(base, reports), operators),
         FiguresApi(reports, pools, operators, clock, checkers),
         PlaygroundApi(operators, auth.owner, openai.completer.entered, openai.serve),

@@ -47,6 +47,17 @@ async def test_one_step_answers_and_leaves_no_hold_open() -> None:
     assert await kit.open_nano() == 0
 
 
+async def test_the_header_of_baton_says_how_far_the_next_rung_is_and_can_still_be_read() -> None:
+    kit = Kit(standing=lambda pool: f"outcomes=3/24 of {pool}"[:13])
+    planned = (await kit.serve()).headers()["x-baton-policy"]
+    assert planned == "conductor; outcomes=3/24 (conductor@1)"
+    assert planned.partition(" (")[2].rstrip(")") == "conductor@1"
+    assert (await kit.serve(ask(model="baton/rule"))).headers()["x-baton-policy"] == "rule"
+    assert (await kit.serve(ask(model="alpha"))).headers()["x-baton-policy"] == "fixed:alpha"
+    down = Kit((ConductorError("down", "x"),), standing=lambda pool: "outcomes=3/24")
+    assert (await down.serve()).headers()["x-baton-policy"] == "rule; outcomes=3/24"
+
+
 async def test_two_steps_overlap_and_the_third_sees_both() -> None:
     script = plan(("atlas", None, []), ("birch", None, []), ("grove", "Choose the better one.", [0, 1]))
     slow = {name: Says(text, delay_s=0.1) for name, text in CANARIES.items()}

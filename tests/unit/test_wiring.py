@@ -18,6 +18,7 @@ from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.wiring.base import base_of
 from gateway.wiring.conductor import FREE, earnings_of, engine_of, planners_of
 from tests.fakes.conductor import ScriptedConductor
+from tests.kit import pool_file
 
 URL = {
     "conductor": "http://127.0.0.1:1/v1#base",
@@ -88,7 +89,7 @@ async def test_weights_in_place_need_their_base_and_one_engine(more: dict[str, A
 async def test_without_a_conductor_routers_alone_plan() -> None:
     async with AsyncExitStack() as opened:
         base = base_of(config.load(pool=Path("pool.yaml")), services(), opened)
-        planners = planners_of(base, None, (), earnings_of(base))
+        planners = planners_of(base, None, (), earnings_of(base, None, (), pool_file())[0])
         assert planners["baton"][0] is planners["baton/rule"][0]
         assert "baton/conductor" not in planners
 
@@ -107,4 +108,6 @@ async def test_the_planner_of_baton_by_setting(given: dict[str, Any], planner: s
     async with AsyncExitStack() as opened:
         base = base_of(config.load(**given), services(), opened)
         learned = ConductorPlanner(ScriptedConductor(()), ConductorSettings("full", FREE, 1.0))
-        assert planners_of(base, learned, (), earnings_of(base))["baton"][0].name == planner
+        earnings, standings = earnings_of(base, learned, (), pool_file())
+        assert planners_of(base, learned, (), earnings)["baton"][0].name == planner
+        assert standings.default.now.startswith("the rule plans") == (planner != "conductor")

@@ -322,7 +322,7 @@ class Admission:
 
     def loop(self, context: RequestContext, choice: Choice, running: Running) -> Loop:
         record, chat, reserved = running.record, context.chat, running.reserved
-        caps = reserved.caps
+        caps, running.standing = reserved.caps, choice.standing
         workers, explore, trial = list(choice.workers), False, False
         if not isinstance(choice.planner, FixedPlanner):  # else nothing is drawn, and no prompt shows the workers
             draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret

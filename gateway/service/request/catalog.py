@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, get_args
 
@@ -25,6 +25,7 @@ from gateway.service.loop.routers import AutoPlanner, CheckedRouter, FixedPlanne
 from gateway.service.loop.state import Planner
 
 OFFERS_MAX = 256  # kept; of a large pool one has the size of its list
+AUTO = "baton"  # the policy of the settings
 OURS = "baton/"
 CONDUCTOR = "baton/conductor"
 FIXED_PREFIX = "baton/fixed:"
@@ -71,7 +72,13 @@ class Choice:
     pool_hash: str = ""  # of `pool_workers`; empty: of `workers`
     drawn: Mapping[str, float] = field(default_factory=dict)  # of the candidates, those at random: the probability
     reserve: tuple[WorkerSpec, ...] = ()  # in quarantine: asked only where every other worker failed
+    standing: str = ""  # how far the next rung is, for a header
     summarizers: tuple[WorkerSpec, ...] = ()  # who may sum up what a prompt has no room for, the cheapest first
+
+
+def no_standing(pool: str) -> str:
+    """Nobody counts outcomes."""
+    return ""
 
 
 class _Offer:
@@ -96,9 +103,12 @@ class Catalog:
         pools: PoolFile,
         planners: Mapping[str, tuple[Planner | AutoPlanner, Planner | None]],
         versions: NamedVersions | None = None,
+        standing: Callable[[str], str] = no_standing,
     ) -> None:
+        """`standing`: how far the next rung of a pool's planner is, for a header."""
         self._planners = dict(planners)
         self._versions = versions
+        self._standing = standing
         self.adopt(pools)
 
     def adopt(self, pools: PoolFile) -> None:
@@ -132,7 +142,8 @@ class Catalog:
             return self._single_worker(model, pool_name, offer, endpoint)
         if model in self._planners:
             planner, fallback = self._planners[model]
-            return self._planned(model, planner, fallback, pool_name, offer)
+            choice = self._planned(model, planner, fallback, pool_name, offer)
+            return replace(choice, standing=self._standing(pool_name)) if model == AUTO else choice
         if model.startswith(CHECKED_PREFIX):
             return self._checked(model, pool_name, offer)
         version = (
