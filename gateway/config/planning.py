@@ -19,7 +19,7 @@ HASHING, MINILM = "hashing", "minilm"
 class PlanningSettings(BaseModel):
     """Planning: the pool, the conductor, and who plans when"""
 
-    pool: Path | None = Field(None, description="Pool file; unset: the arena's simulated workers")
+    pool: Path | None = Field(None, description="Pool file; unset or empty: the arena's simulated workers")
     default_pool_name: str | None = Field(None, description="Pool of keys that name none; unset: the file's `default`")
     conductor: str = Field(
         "auto",
@@ -136,6 +136,11 @@ class PlanningSettings(BaseModel):
     def conductor_worker(self) -> str | None:
         """The name of the worker that plans, if one does."""
         return self.conductor.removeprefix("worker:") if self.conductor_kind == "worker" else None
+
+    @field_validator("pool", mode="before")
+    @classmethod
+    def _is_empty(cls, path: object) -> object:
+        return path or None  # compose passes a variable that is not set as an empty one
 
     @field_validator("embedder")
     @classmethod

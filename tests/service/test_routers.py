@@ -15,7 +15,7 @@ from gateway.core.loop.experience.likeness import RuleWeights
 from gateway.core.loop.replies.agreement import majority
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
-from gateway.errors import BadRequest, UpstreamError
+from gateway.errors import BadRequest, Forbidden, UpstreamError
 from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
 from gateway.service.ports.request import WorkerCall
 from gateway.service.request.running import reply_headers
@@ -115,6 +115,34 @@ async def test_the_pool_of_a_request_is_the_same_whoever_plans() -> None:
         for pools in (plans, answers.model_copy(update={"workers": workers}))
     ]
     assert hashes[0] == hashes[1]
+
+
+# ---------------------------------------------------------------- a key's pools
+
+
+async def test_a_key_with_every_pool_uses_those_of_the_file_in_use() -> None:
+    made, every = kit({}, pools=with_planner()), replace(KEY, pools=("*",))
+    assert made.catalog.pools(every) == ("default", "brain")
+    record = (await made.serve(ask(model="baton/rule"), every)).record
+    assert record.pool_name == "default"
+    record = (await made.serve(ask(model="baton/rule"), every, pool="brain")).record
+    assert [step.worker for step in record.steps] == ["brain"]
+    made.catalog.adopt(with_planner().model_copy(update={"default": "brain"}))
+    assert made.catalog.pools(every) == ("brain", "default")
+    with pytest.raises(Forbidden, match=r"may not use pool `else`; it may use brain, default\."):
+        await made.serve(ask(), every, pool="else")
+
+
+@pytest.mark.parametrize("pool", ["brain", "nonsense"])
+async def test_a_pool_that_a_key_may_not_use_is_refused_with_the_command_and_no_word_of_whether_it_exists(
+    pool: str,
+) -> None:
+    with pytest.raises(Forbidden) as caught:
+        await kit({}, pools=with_planner()).serve(ask(), pool=pool)
+    assert caught.value.message == (
+        f"this key may not use pool `{pool}`; it may use default. An operator gives it more by "
+        f"`baton keys update {KEY.public_id} --pools default,…`, or '*' for all of them"
+    )
 
 
 # ---------------------------------------------------------------- vote and cascade

@@ -45,6 +45,7 @@ _HOST = re.compile(r"[a-z]+://([^/?#]*)", re.IGNORECASE)
 _FAMILY = re.compile(  # of a model's name: a known one anywhere in it, else the letters that it begins with
     r"(?i)claude|gemini|gemma|gpt|grok|deepseek|kimi|glm|minimax|mistral|magistral|llama|nova|qwen|^[a-z]+"
 )
+EVERY_POOL = "*"  # in a key's pools: all of the file, whatever file is used
 WORKERS_MAX = 2000  # of a pool file; a request is planned over a few of them (service/loop/candidates.py)
 Handle = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{1,15}$")]
 _TOKEN_PRICES = {"input_usd_per_mtok", "output_usd_per_mtok"}

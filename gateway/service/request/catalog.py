@@ -11,6 +11,7 @@ from gateway.core.openai.chat import Endpoint
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.models import is_checker, vendor_params
 from gateway.core.pool.workers import (
+    EVERY_POOL,
     MODEL_KINDS,
     TOOL_KINDS,
     Capability,
@@ -223,13 +224,18 @@ class Catalog:
 
     def pools(self, principal: Principal) -> Sequence[str]:
         """The pools that this key may use, its default pool first."""
-        return principal.pools or (self._pools.default,)
+        if EVERY_POOL not in principal.pools:
+            return principal.pools or (self._pools.default,)
+        default = self._pools.default
+        return (default, *(name for name in self._pools.pools if name != default))
 
     def _pool_name(self, principal: Principal, header: str | None) -> str:
         names = self.pools(principal)
         if header is not None and header not in names:
             raise Forbidden(
-                f"this key may not use pool `{header[:64]}`; it may use {', '.join(names)}", param="x-baton-pool"
+                f"this key may not use pool `{header[:64]}`; it may use {', '.join(names)}. An operator gives it more "
+                f"by `baton keys update {principal.public_id} --pools {','.join(names)},…`, or '*' for all of them",
+                param="x-baton-pool",
             )
         name = header or names[0]
         if name not in self._pools.pools:
