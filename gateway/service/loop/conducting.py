@@ -6,8 +6,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Draw, Meter
@@ -31,8 +32,11 @@ from gateway.core.loop.prompt import (
 from gateway.core.loop.reader import PlanReader
 from gateway.core.loop.shown import PromptInput, ShownWarm
 from gateway.core.money.amounts import Usage, cost_nano, input_tokens_bound, worst_case_nano
-from gateway.core.pool.workers import Price
+from gateway.core.openai.usage import BYTES_PER_TOKEN
+from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec
 from gateway.errors import ConductorError
+from gateway.service.loop.bodies import price_of
+from gateway.service.loop.routers import USAGE_GUESS
 from gateway.service.loop.state import EarlyStart, Situation
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd, Sampling
 
@@ -60,6 +64,16 @@ def worthwhile_rounds(plan_nano: int, call_nanos: Sequence[int], most: int) -> i
         return plans * plan_nano + calls + reach * ladder[-1]
 
     return min(range(1, min(most, len(ladder)) + 1), key=expected_nano, default=1)
+
+
+def looks_worth(
+    price: Price, workers: Sequence[WorkerSpec], conversation: Sequence[Mapping[str, Any]], most: int
+) -> int:
+    """The same of a planner with this price for a conversation that one of these workers answers."""
+    tokens = max(USAGE_GUESS.prompt_tokens, input_tokens_bound(conversation) // BYTES_PER_TOKEN)
+    usage = replace(USAGE_GUESS, prompt_tokens=tokens)
+    calls = [cost_nano(price_of(spec), usage) for spec in workers if spec.kind in MODEL_KINDS]
+    return worthwhile_rounds(cost_nano(price, PLAN_GUESS), calls, most)
 
 
 class Patience:

@@ -196,10 +196,9 @@ class Rounds:
         done = [run.body for run in answers if run.body is not None and run.record.status == "done"]
         if why == "contract" and not done:  # a reply that missed the planner's contract is better than none
             done = [run.body for run in answers if run.body is not None and isinstance(run.error, ContractMissed)]
-        bodies = [body for body in done if loop.shape is None or loop.shape.fits(body)]
-        if isinstance(error, FATAL) or begun or not bodies or not _stands(loop, bodies[-1]):
+        body: Mapping[str, Any] | None = next((each for each in reversed(done) if _stands(loop, each)), None)
+        if isinstance(error, FATAL) or begun or body is None:
             raise error
-        body = bodies[-1]
         loop.record.capped = loop.record.capped or why
         await replay(body, loop)
         return body
@@ -232,6 +231,7 @@ class Rounds:
             depth_left=loop.caps.depth - loop.depth,
             timeout_s=max(0.001, loop.tree.deadline_s - self._clock.monotonic_s()),
             explore=loop.explore,
+            stakes=loop.stakes,
             avoid=frozenset(run.step.worker for run in loop.runs if run.error is not None),
             task_type=loop.record.task_type,
             before_spending=lambda nano: loop.announce(self._clock.now_us(), f"plan.{number}", "conductor", nano),
@@ -265,6 +265,7 @@ class Rounds:
             caps=loop.caps,
             rounds=loop.rounds,
             explore=loop.explore,
+            stakes=loop.stakes,
             quality=loop.quality,
             version=loop.version,
             sink=loop.sink if streams else None,
@@ -384,8 +385,7 @@ class _Graph:
 
 def _stands(loop: Loop, body: Mapping[str, Any]) -> bool:
     """Whether a reply may be shipped as it is: it says something, in the promised shape."""
-    fits = loop.shape is None or loop.shape.fits(body)
-    return fits and bool(reply_text(body) or asks_client(body))
+    return bool(reply_text(body) or asks_client(body)) and (loop.shape is None or loop.shape.fits(body))
 
 
 def _has_other_workers(loop: Loop) -> bool:

@@ -17,7 +17,7 @@ from gateway.core.log.rollout import RolloutRecord
 from gateway.core.log.spans import HEADER, traceparent_of
 from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.shown import CONVERSATION_CHARS_MAX
-from gateway.core.money.amounts import cost_nano, input_tokens_bound, nano_to_usd, worst_case_nano
+from gateway.core.money.amounts import nano_to_usd, worst_case_nano
 from gateway.core.money.ledger import Hold, Scope, budget_spent, scopes_of
 from gateway.core.money.sessions import Session, SessionRequest, session_spent
 from gateway.core.openai.chat import ChatRequest
@@ -26,12 +26,11 @@ from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.tasks.replies import logged_params
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.models import is_checker
-from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec, pool_hash
+from gateway.core.pool.workers import Price, WorkerSpec, pool_hash
 from gateway.errors import BadRequest, BatonError, BudgetExceeded, CapReached, DeadlineExceeded, MoneyUnavailable
 from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, price_of, task_worst
-from gateway.service.loop.conducting import PLAN_GUESS, worthwhile_rounds
+from gateway.service.loop.conducting import looks_worth
 from gateway.service.loop.routers import (
-    USAGE_GUESS,
     AutoPlanner,
     CascadeRouter,
     CheckedRouter,
@@ -39,7 +38,7 @@ from gateway.service.loop.routers import (
     RulePlanner,
     VoteRouter,
 )
-from gateway.service.loop.state import HoldRecord, Loop, Tree, no_listener
+from gateway.service.loop.state import HoldRecord, Loop, Stakes, Tree, no_listener
 from gateway.service.loop.summaries import summary_bound_nano
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.request import Clock, Embedder, Journal
@@ -79,7 +78,13 @@ class Policies:
     rounds_most: int = 1  # plans of a request, as far as they are worth their price
     examples_max: int = 0  # plans of the same key that the prompt shows
     traced: bool = False  # whether requests have a `traceparent`
+    worth: Mapping[str, Any] = field(default_factory=dict)  # of a right answer, where no key says: usd, seconds
     trial_share: float = 0.0  # of requests under `auto`, for the planner that is not in charge
+
+    def stakes(self, principal: Principal, record: RolloutRecord) -> Stakes:
+        """What the bandit decides a request by."""
+        share = self.explore_share if record.train else 0.0
+        return Stakes(share, (("key", principal.worth), ("settings", self.worth)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,12 +318,8 @@ class Admission:
         policies, chat = self._policies, context.chat
         if policies.rounds_most == 1 or (chat.stream and context.progress == "off"):
             return policies.rounds
-        usage = replace(
-            USAGE_GUESS, prompt_tokens=max(USAGE_GUESS.prompt_tokens, input_tokens_bound(chat.messages) // 4)
-        )
-        calls = [cost_nano(price_of(spec), usage) for spec in choice.workers if spec.kind in MODEL_KINDS]
-        plan_nano = cost_nano(policies.planning_price, PLAN_GUESS)
-        return max(policies.rounds, worthwhile_rounds(plan_nano, calls, policies.rounds_most))
+        looks = looks_worth(policies.planning_price, choice.workers, chat.messages, policies.rounds_most)
+        return max(policies.rounds, looks)
 
     def loop(self, context: RequestContext, choice: Choice, running: Running) -> Loop:
         record, chat, reserved = running.record, context.chat, running.reserved
@@ -353,6 +354,7 @@ class Admission:
             caps=caps,
             rounds=min(caps.rounds, rounds),
             explore=explore,
+            stakes=self._policies.stakes(context.principal, record),
             quality=context.quality,
             version=version,
             sticky=context.sticky,
