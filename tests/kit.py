@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -33,7 +33,7 @@ from gateway.service.loop.routers import RulePlanner
 from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
 from gateway.service.ports.request import Clock, Conductor, Embedder, MediaSource, TokenCounter, Toolboxes, Workers
 from gateway.service.request.admit import Policies, RequestContext
-from gateway.service.request.catalog import Catalog
+from gateway.service.request.catalog import Catalog, no_standing
 from gateway.service.request.complete import Completer, none_held
 from gateway.service.request.fitting import Held
 from gateway.service.request.running import Running, StreamItem
@@ -170,6 +170,7 @@ class Kit:
         held: Held = none_held,
         errors: Mapping[str, CheckerErrors] = NO_ERRORS,
         summaries: SummaryRules = NO_SUMMARIES,
+        standing: Callable[[str], str] = no_standing,
         **policies: Any,
     ) -> None:
         self.conductor = ScriptedConductor(script, gap_s=gap_s, model="conductor@1")
@@ -197,7 +198,7 @@ class Kit:
         planning = ConductorSettings(profile, PRICE, timeout_s, patience=patience)
         learned = ConductorPlanner(conductor or self.conductor, planning)
         planners = {"baton": (learned, rule), "baton/conductor": (learned, rule), "baton/rule": (rule, rule)}
-        self.catalog = Catalog(pools or pool_file(), planners)  # type: ignore[arg-type]
+        self.catalog = Catalog(pools or pool_file(), planners, standing=standing)  # type: ignore[arg-type]
         self.memory = ExperienceMemory(FakePast(self.store), clock, bytes_max=2**24, stale_s=10.0, timeout_s=BOUND_S)
         self.shortlist = Shortlist(self.embedder, self.memory, clock, 20, most=12, explored=2)
         redactor = Redactor(["provider-secret-value"])

@@ -18,7 +18,7 @@ HASHING, MINILM = "hashing", "minilm"
 class PlanningSettings(BaseModel):
     """Planning: the pool, the conductor, and who plans when"""
 
-    pool: Path | None = Field(None, description="Pool file; unset: the arena's simulated workers")
+    pool: Path | None = Field(None, description="Pool file; unset or empty: the arena's simulated workers")
     default_pool_name: str | None = Field(None, description="Pool of keys that name none; unset: the file's `default`")
     conductor: str = Field(
         "auto",
@@ -52,7 +52,7 @@ class PlanningSettings(BaseModel):
         ge=1,
         le=16,
         description="Plans per request, unless request or manifest ask for more; with 1 every reply streams. Unset: 1, "
-        "or 2 where a prompted planner costs little and the request does not stream; see conductor.md",
+        "or up to 3 where more looks of a prompted planner cost less than they may save; see conductor.md",
     )
     conductor_temperature: float = Field(
         0.0, ge=0, le=2, description="Sampling temperature of planning, outside the exploring share"
@@ -144,6 +144,16 @@ class PlanningSettings(BaseModel):
         if self.conductor.startswith("worker:"):
             return "worker"
         return "url" if self.conductor.startswith(("http://", "https://")) else "directory"
+
+    @property
+    def conductor_worker(self) -> str | None:
+        """The name of the worker that plans, if one does."""
+        return self.conductor.removeprefix("worker:") if self.conductor_kind == "worker" else None
+
+    @field_validator("pool", mode="before")
+    @classmethod
+    def _is_empty(cls, path: object) -> object:
+        return path or None  # compose passes a variable that is not set as an empty one
 
     @field_validator("embedder")
     @classmethod

@@ -46,6 +46,7 @@ from gateway.config.settings import Services, Settings
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.pool.workers import MODEL_KINDS
+from gateway.errors import BatonError
 from gateway.service.admin.checkers import CheckerWatch
 from gateway.service.admin.figures import StoreGauges
 from gateway.service.admin.housekeeping import Sweep, run_sweeps
@@ -57,6 +58,7 @@ from gateway.service.loop.routers import Earnings
 from gateway.service.money.drift import DriftWatch
 from gateway.service.money.recover import Recovery
 from gateway.service.money.stores import StoreGuard
+from gateway.service.policies.standings import Standings
 from gateway.service.ports.background import BackgroundStore
 from gateway.service.ports.counts import Count
 from gateway.service.ports.money import Budgets
@@ -118,6 +120,7 @@ class Bundle:
     runner: BatchRunner
     background: BackgroundRunner
     watches: Mapping[str, Watch]  # by name; each runs until the gateway stops
+    standings: Standings
     alone: bool  # see `Base.alone`
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -139,6 +142,12 @@ class Bundle:
             await asyncio.wait_for(self.recovery.first.wait(), READY_S_MAX)
         self.tasks.append(asyncio.create_task(self.runner.run(), name="batches"))
         self.tasks.append(asyncio.create_task(self.background.run(), name="background"))
+
+    async def who_plans(self) -> str:
+        """Who plans in the default pool, and the next rung; without the counts while PostgreSQL is away."""
+        with suppress(BatonError):
+            await self.standings.rewards()
+        return self.standings.default.line
 
     def drain(self) -> None:
         """Turn readiness off; open requests go on."""
@@ -173,9 +182,10 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     conductor, (journal, shipper) = await conductor_of(base, pool), await journal_of(base, embedding)
     budgets, limits, guard = await money_of(base)
     policies, learned = policies_of(base, conductor, budgets, journal)
-    earnings, sticky, sessions = earnings_of(base, pool), sticky_of(base), sessions_of(base, budgets)
-    planners = planners_of(base, learned, conductor.pools if conductor else (), earnings)
-    catalog = Catalog(pool.first.pools, planners, policies.versions if policies else None)
+    trained, sticky, sessions = conductor.pools if conductor else (), sticky_of(base), sessions_of(base, budgets)
+    earnings, standings = earnings_of(base, learned, trained, pool.first.pools)
+    planners = planners_of(base, learned, trained, earnings)
+    catalog = Catalog(pool.first.pools, planners, policies.versions if policies else None, standings.short)
     drift = drift_of(base, catalog, pool.workers, budgets, journal)
     checkers = CheckerWatch(PostgresChecks(base.connections.background), catalog.has_checkers, clock)
     planning, memory = conductor.planning if conductor else None, memory_of(base)
@@ -210,8 +220,12 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         health,
     )
     apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
-    admin = admin_of(base, pool, budgets, auth, policies.admin if policies else None, sessions, openai, drift, checkers)
+    admin = admin_of(
+        *(base, pool, budgets, auth, policies.admin if policies else None, sessions, openai, drift, checkers),
+        standings,
+    )
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
+    admin.pools.tell(follow=standings.adopt)
     return Bundle(
         public=_public(base, openai, [api.router() for api in apis], health),
         admin=_app("Baton admin", base, [*admin.routers, health.router()], health),
@@ -227,6 +241,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         idempotency=idempotency,
         runner=batches.runner,
         background=background.runner,
+        standings=standings,
         alone=base.alone,
         watches=_watches(base, budgets, health, guard, memory, embedding, earnings, sessions, drift, checkers),
         sweeps=_sweeps(base, batches, background, idempotency, sticky, sessions, embedding, policies, drift, admin),

@@ -37,7 +37,7 @@ from gateway.service.admin.sessions import Sessions
 from gateway.service.batches.conversations import StoredConversations
 from gateway.service.loop.calls import Calls, RetryBudget
 from gateway.service.loop.candidates import Shortlist
-from gateway.service.loop.conducting import ConductorSettings
+from gateway.service.loop.conducting import ROUNDS_MOST, ConductorSettings
 from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
 from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.loop.rounds import Rounds
@@ -80,7 +80,8 @@ def pool_of(base: Base) -> PoolParts:
     names = {"BATON_JUDGE_MODEL": settings.judge_model}
     if settings.summarizer not in (NOBODY, AUTO):
         names["BATON_SUMMARIZER"] = settings.summarizer
-    source = PoolFileSource(base.services.pool_file, environment, settings.default_pool_name, names)
+    file, planner = base.services.pool_file, settings.conductor_worker
+    source = PoolFileSource(file, environment, settings.default_pool_name, names, planner)
     first = source.load()
     workers = pooled_workers(
         first.pools,
@@ -145,12 +146,13 @@ def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
         cost_nano=settings.caps_cost_nano_max,
         wall_s=settings.caps_wall_s_max,
     )
+    by_prompt = planning is not None and planning.profile == "guided"
     return Policies(
         caps=caps,
         planning_price=planning.price if planning else Price(),
         planning_tokens_max=planning.tokens_max if planning else 0,
         rounds=settings.conductor_rounds or 1,
-        rounds_if_cheap=2 if planning and planning.profile == "guided" and settings.conductor_rounds is None else 1,
+        rounds_most=ROUNDS_MOST if by_prompt and settings.conductor_rounds is None else 1,
         attempts_max=settings.retry_attempts_max,
         explore_share=settings.explore_share,
         trial_share=settings.conductor_trial_share,

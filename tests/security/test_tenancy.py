@@ -68,7 +68,9 @@ def test_false_outcomes_of_another_organisation_move_no_request(gateway: Gateway
     changed = sum(was != now for was, now in zip(before, after, strict=True))
     elsewhere = sum(was[0] != now[0] for was, now in zip(before, after, strict=True))
     whose = "a colleague's" if own else "a stranger's"
-    measured("tenancy", f"{FALSE} false outcomes of {whose} key moved {elsewhere} of {ASKED} requests, {changed} beliefs")
+    measured(
+        "tenancy", f"{FALSE} false outcomes of {whose} key moved {elsewhere} of {ASKED} requests, {changed} beliefs"
+    )
     assert changed == moved
     assert own or elsewhere == 0
 

@@ -170,7 +170,9 @@ class Completer:
         )
         if len(chosen.workers) == len(choice.workers):
             return choice
-        return replace(choice, workers=chosen.workers, pool_workers=choice.workers, drawn=chosen.drawn)
+        return replace(
+            choice, workers=chosen.workers, pool_workers=choice.pool_workers or choice.workers, drawn=chosen.drawn
+        )
 
     def _counted(self, context: RequestContext) -> Entering:
         """How the key's limits count a request: as they did before its body was read, or now."""

@@ -14,6 +14,7 @@ from gateway.core.loop.caps import Caps
 from gateway.core.money.amounts import worst_case_nano
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import MediaPart, media_parts, remote_parts
+from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BadRequest, CapReached, context_exceeded
@@ -31,7 +32,6 @@ from gateway.service.loop.summaries import NOBODY, SummaryRules
 from gateway.service.ports.request import TokenCounter
 from gateway.service.request.catalog import Choice
 
-BYTES_PER_TOKEN = 4  # of a prompt, about
 BYTES_PER_TOKEN_MOST = 8  # of any text that people write: English has between four and five
 RAISE_CAP = ", or raise x-baton-max-tokens as far as the key allows"
 LONGER_CONTEXT = ", or name a model whose context is longer"
@@ -132,6 +132,8 @@ def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     named = choice.planner.name.removeprefix("fixed:") if choice.fallback is None else None
     if any((spec.kind in MODEL_KINDS or named) and named in (None, spec.name) for spec in left):
         return replace(choice, workers=left)
+    if named is None and choice.pool_workers:  # only a worker that plans may be able to
+        return with_able_workers(replace(choice, workers=choice.pool_workers, pool_workers=()), chat)
     what = min(min(names) for name, names in lacks.items() if names and named in (None, name))
     where = next((part.where for part in media_parts(chat.messages) if part.kind == what), what)
     whom = "no worker that this key may use here takes" if named is None else f"worker {named} does not take"
