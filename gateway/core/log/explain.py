@@ -207,7 +207,12 @@ def _forbidden(tree: Tree, about: Surroundings) -> list[dict[str, Any]]:
     )
     rules = [{"by": "cap depth", "what": f"a step on `{handle}`"} for handle in loops_forbidden]
     if tree.get("capped"):
-        rules.append({"by": f"cap {tree['capped']}", "what": "the rest of the request: it ended here"})
+        rules.append(
+            {
+                "by": f"cap {tree['capped']}",
+                "what": (tree.get("caps") or {}).get("capped_by") or "the rest of the request: it ended here",
+            }
+        )
     if about.key_workers:
         rules.append(
             {"by": "key", "what": f"workers other than {', '.join(sorted(about.key_workers))} (as it is today)"}
