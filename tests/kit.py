@@ -30,7 +30,7 @@ from gateway.service.loop.routers import RulePlanner
 from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
 from gateway.service.ports.request import Clock, Conductor, Embedder, MediaSource, TokenCounter, Toolboxes, Workers
 from gateway.service.request.admit import Policies, RequestContext
-from gateway.service.request.catalog import Catalog
+from gateway.service.request.catalog import Catalog, Shares
 from gateway.service.request.complete import Completer, none_held
 from gateway.service.request.fitting import Held
 from gateway.service.request.running import Running, StreamItem
@@ -203,7 +203,7 @@ class Kit:
                 planning_tokens_max=256,
                 rounds=rounds,
                 attempts_max=attempts_max,
-                explore_share=0.0,
+                shares=Shares(0.0),
                 experience_k=20,
                 experience_timeout_s=BOUND_S,
                 **policies,

@@ -41,6 +41,7 @@ from gateway.service.admin.pools import Pools
 from gateway.service.admin.sessions import Sessions
 from gateway.service.money.credits import Credits
 from gateway.service.policies.admin import PolicyAdmin
+from gateway.service.policies.readiness import TrainingCheck
 from gateway.service.ports.money import Budgets
 from gateway.service.request.auth import Authenticator
 from gateway.wiring.base import Base
@@ -70,6 +71,7 @@ def admin_of(
     openai: OpenAIApi,
     drift: DriftParts,
     checkers: CheckerWatch,
+    check: TrainingCheck,
 ) -> AdminParts:
     """Wire administration. `policies`: None if this gateway's conductor has one version."""
     settings, clock, engine = base.settings, base.clock, base.connections.background
@@ -96,7 +98,7 @@ def admin_of(
         PoolsApi(pools, operators),
         WorkersApi(drift.quarantines, operators),
         PoliciesApi(policies, operators),
-        JobsApi(JobStore(engine, queue_app(base.services.database_url)), operators),
+        JobsApi(JobStore(engine, queue_app(base.services.database_url)), check, operators),
     )
     housekeeping = Housekeeping(auditor, retention, budgets, clock, every_s=settings.retention_every_s)
     return AdminParts(tuple(api.router() for api in apis), housekeeping, pools, logins_store)

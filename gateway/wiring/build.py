@@ -69,7 +69,16 @@ from gateway.wiring.admin import AdminParts, admin_of, explaining_of
 from gateway.wiring.alerts import alert_watches
 from gateway.wiring.base import Base, base_of
 from gateway.wiring.batches import BackgroundParts, BatchParts, background_of, batches_of
-from gateway.wiring.conductor import ConductorParts, PolicyParts, conductor_of, earnings_of, planners_of, policies_of
+from gateway.wiring.conductor import (
+    ConductorParts,
+    PolicyParts,
+    check_of,
+    conductor_of,
+    earnings_of,
+    planners_of,
+    policies_of,
+    shortage_of,
+)
 from gateway.wiring.requests import (
     admission_of,
     auth_of,
@@ -170,6 +179,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     budgets, limits, guard = await money_of(base)
     policies, learned = policies_of(base, conductor, budgets, journal)
     earnings, sticky, sessions = earnings_of(base), sticky_of(base), sessions_of(base, budgets)
+    shortage = shortage_of(base)
     planners = planners_of(base, learned, conductor.pools if conductor else (), earnings)
     catalog = Catalog(pool.first.pools, planners, policies.versions if policies else None)
     drift = drift_of(base, catalog, pool.workers, budgets, journal)
@@ -184,7 +194,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         embedder=embedder,
         clock=clock,
         metrics=base.metrics,
-        policies=admission_of(base, conductor.planning if conductor else None),
+        policies=admission_of(base, conductor.planning if conductor else None, lambda: shortage.short),
         redactor=redactor,
         sticky=sticky,
         states=states_of(base),
@@ -201,7 +211,9 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     batches = batches_of(base, completer, openai, background.api)
     own = (SessionsApi(openai, sessions, budgets, clock), _outcomes(base, journal, redactor, auth), health)
     apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
-    admin = admin_of(base, pool, budgets, auth, policies.admin if policies else None, sessions, openai, drift, checkers)
+    check = check_of(base, conductor, pool.first.pools.default)
+    policy_admin = policies.admin if policies else None
+    admin = admin_of(base, pool, budgets, auth, policy_admin, sessions, openai, drift, checkers, check)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
     return Bundle(
         public=_public(base, openai, [api.router() for api in apis], health),
@@ -219,7 +231,8 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         runner=batches.runner,
         background=background.runner,
         alone=base.alone,
-        watches=_watches(base, budgets, health, guard, embedding, earnings, sessions, drift, checkers),
+        watches=_watches(base, budgets, health, guard, embedding, earnings, sessions, drift, checkers)
+        | ({"shortage": shortage.run} if learned is not None else {}),
         sweeps=_sweeps(base, batches, background, idempotency, sticky, sessions, embedding, policies, drift, admin),
     )
 

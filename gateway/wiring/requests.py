@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.adapters.host.poolfile import PoolFileSource
@@ -45,7 +45,7 @@ from gateway.service.ports.pools import LoadedPool
 from gateway.service.ports.request import Embedder, Journal
 from gateway.service.request.admit import Policies
 from gateway.service.request.auth import Authenticator
-from gateway.service.request.catalog import Catalog
+from gateway.service.request.catalog import Catalog, Shares
 from gateway.service.request.complete import Completer
 from gateway.service.request.counting import InputTokens
 from gateway.service.request.responses import Responses
@@ -128,8 +128,9 @@ async def money_of(base: Base) -> tuple[RedisBudgets, RedisRateLimits, StoreGuar
 # ---------------------------------------------------------------- the use case
 
 
-def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
-    """The caps and shares of each request. `planning`: None where there is no conductor."""
+def admission_of(base: Base, planning: ConductorSettings | None, short: Callable[[], bool]) -> Policies:
+    """The caps and shares of each request. `planning`: None where there is no conductor; `short`: whether the log has
+    too few requests to train on."""
     settings = base.settings
     caps = Caps(
         depth=settings.caps_depth_max,
@@ -149,8 +150,7 @@ def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
         rounds_if_cheap=2 if planning and planning.profile == "guided" and settings.conductor_rounds is None else 1,
         examples_max=settings.plan_examples_max if planning and planning.profile == "guided" else 0,
         attempts_max=settings.retry_attempts_max,
-        explore_share=settings.explore_share,
-        trial_share=settings.conductor_trial_share,
+        shares=Shares(settings.explore_share, settings.conductor_trial_share, settings.explore_share_max, short),
         experience_k=settings.experience_neighbours,
         experience_timeout_s=settings.experience_timeout_s,
         traced=bool(settings.otel_url),

@@ -31,7 +31,6 @@ from gateway.errors import BadRequest, BatonError, BudgetExceeded, CapReached, D
 from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, price_of, task_worst
 from gateway.service.loop.routers import (
     USAGE_GUESS,
-    AutoPlanner,
     CascadeRouter,
     CheckedRouter,
     FixedPlanner,
@@ -42,7 +41,7 @@ from gateway.service.loop.state import HoldRecord, Loop, Tree, no_listener
 from gateway.service.loop.summaries import summary_bound_nano
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.request import Clock, Embedder, Journal
-from gateway.service.request.catalog import Choice
+from gateway.service.request.catalog import Choice, Shares
 from gateway.service.request.fitting import Sizes, asked_workers
 from gateway.service.request.running import Kept, Progress, RateEntry, Reservation, Running
 
@@ -74,13 +73,12 @@ class Policies:
     planning_tokens_max: int
     rounds: int
     attempts_max: int
-    explore_share: float
+    shares: Shares
     experience_k: int
     experience_timeout_s: float
     rounds_if_cheap: int = 1  # plans of a request that does not stream, where a plan costs little beside the workers
     examples_max: int = 0  # plans of the same key that the prompt shows
     traced: bool = False  # whether requests have a `traceparent`
-    trial_share: float = 0.0  # of requests under `auto`, for the planner that is not in charge
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,12 +316,11 @@ class Admission:
     def loop(self, context: RequestContext, choice: Choice, running: Running) -> Loop:
         record, chat, reserved = running.record, context.chat, running.reserved
         caps = reserved.caps
-        workers, explore, trial = list(choice.workers), False, False
+        workers, draw = list(choice.workers), None
         if not isinstance(choice.planner, FixedPlanner):  # else nothing is drawn, and no prompt shows the workers
             draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
             draw.shuffle(workers)
-            explore = record.train and draw.random() < self._policies.explore_share
-            trial = record.train and draw.random() < self._policies.trial_share
+        planner, explore = self._policies.shares.planner_of(choice, record, draw)
         meter = Meter(record.hold_nano, caps)
         deadline_s, slots = self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel)
         listener = running.tell if context.progress != "off" else no_listener
@@ -332,9 +329,6 @@ class Admission:
         tree.summaries.workers = choice.summarizers
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
-        planner = choice.planner
-        if isinstance(planner, AutoPlanner):
-            planner = planner.choose(record.pool_name, record.task_type, trial=trial)
         rounds = ROUNDS_OF.get(type(planner)) or context.rounds or max(self._rounds(choice, chat), trained)
         return Loop(
             record=record,
