@@ -259,11 +259,17 @@ def _watch_limits(settings: Settings) -> WatchLimits:
 # ---------------------------------------------------------------- planners
 
 
+def _earns(settings: Settings) -> bool:
+    """Whether the conductor has to earn each kind of work."""
+    return settings.default_policy == "auto" and settings.conductor_outcomes_min > 0 and settings.pool is not None
+
+
 def check_of(base: Base, conductor: ConductorParts | None, pool: str) -> TrainingCheck:
     """What tells how far the log is from a retraining. `pool`: the default one."""
     settings, engine = base.settings, base.connections.background
     profile = None if conductor is None else conductor.planning.profile
-    in_charge = conductor is not None and (pool in conductor.pools or settings.default_policy == "conductor")
+    earns = _earns(settings) and not (conductor and pool in conductor.pools)
+    in_charge = conductor is not None and settings.default_policy != "rule" and not earns
     facts = TrainingFacts(
         simulated=settings.pool is None,
         ships=settings.conductor_kind in ("embedded", "directory"),
@@ -297,7 +303,6 @@ def planners_of(
     rule = RulePlanner()
     default: Planner | AutoPlanner = rule
     if learned is not None and settings.default_policy != "rule":
-        earns = settings.default_policy == "auto" and settings.conductor_outcomes_min > 0 and settings.pool is not None
-        default = AutoPlanner(rule, learned, earnings, trained) if earns else learned
+        default = AutoPlanner(rule, learned, earnings, trained) if _earns(settings) else learned
     planners: list[Planner] = [*([learned] if learned else []), rule, VoteRouter(rule), CascadeRouter(rule)]
     return {"baton": (default, rule), **{f"baton/{planner.name}": (planner, rule) for planner in planners}}

@@ -18,7 +18,7 @@ from gateway.errors import ConfigError, Unavailable
 from policy.dataset import parquet, shapes
 from policy.dataset.curate import Curated, curated
 from policy.dataset.row import Row
-from policy.dataset.rules import Report, Rules, reward_of
+from policy.dataset.rules import ROUTERS, Report, Rules, reward_of
 from policy.dataset.select import Selection
 from policy.reward import RewardSettings
 
@@ -65,6 +65,8 @@ def _check(form: Format, selection: Selection, rules: Rules) -> None:
     if form != "parquet" and not (selection.min_outcomes and (form in TEXTS or rules.tokens_required)):
         needs = "outcomes" if form in TEXTS else "tokens and outcomes"
         raise ConfigError(f"--format {form} needs {needs} in every row: use --format parquet without them")
+    if form in ("verl", "art") and (routers := set(selection.planners) & set(ROUTERS)):
+        raise ConfigError(f"--format {form} has sampled tokens: plans of {min(routers)} have none")
 
 
 def _write(file: IO[bytes], form: Format, rows: Iterable[Row], curation: Curated, reward: RewardSettings) -> None:

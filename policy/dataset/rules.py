@@ -25,6 +25,7 @@ from policy.reward import RewardSettings, at_quality, faults_of, reward
 
 KEY_SHARE = 0.05  # of the rows, for one key among many
 HALF = 0.5
+ROUTERS = ("rule", "vote", "cascade")
 LOGPROB_SLACK = 1e-3  # a server's rounding may put a certain token a little over log 1
 
 # What a call that can be learnt from sends for the parameters that its log-probs cannot be recomputed under.
@@ -95,7 +96,7 @@ class Report:
 
 def why_left_out(row: Row, rules: Rules, min_outcomes: int) -> str | None:
     """The first reason that holds, None for a row to keep."""
-    fault = token_fault(row, row.log_mode) if rules.tokens_required else None
+    fault = _fault(row) if rules.tokens_required else None
     if fault is None and rules.texts_required:
         fault = _text_fault(row)
     if fault:
@@ -115,6 +116,16 @@ def token_fault(planned: Row | RoundRecord, log_mode: str = "full") -> str | Non
     if not (fits and finite):
         return "no_logprobs"
     return None if _says_all_is_off(planned.sampling) else "other_sampling"
+
+
+def _fault(row: Row) -> str | None:
+    """Why policy gradients cannot be computed of a plan: a router's needs its propensity and the words of the request,
+    any other one its tokens."""
+    if row.planner not in ROUTERS:
+        return token_fault(row, row.log_mode)
+    if row.propensity is None:
+        return "no_propensity"
+    return None if row.log_mode == "full" else "metadata_only" if row.log_mode == "metadata" else "redacted"
 
 
 def _text_fault(row: Row) -> str | None:
