@@ -15,7 +15,7 @@ from gateway.core.policies.versions import Version
 from gateway.errors import BatonError, Conflict
 from gateway.service.ports.request import Clock
 
-LOOK_S = 60.0
+LOOK_S, LOOK_AGAIN_S = 10.0, 600.0  # while there are too few requests, and afterwards
 TRAINABLE_ENOUGH = round(REQUESTS_MIN / (1 - HELD_OUT_SHARE))  # of them the latest are the gate's
 LOGGED = JobSpec({"env": "logged"})
 log = logging.getLogger("gateway")
@@ -68,23 +68,25 @@ class TrainingCheck:
 
 
 class Shortage:
-    """Whether the log has too few requests to train on, looked at once a minute. `short` is false before anything was
-    judged, so that traffic without outcomes explores no more than its base share."""
+    """Whether the log has too few requests to train on. `short` is false before anything was judged, so that traffic
+    without outcomes explores no more than its base share."""
 
     def __init__(self, trainable: Callable[[int], Awaitable[int | None]]) -> None:
         self._trainable = trainable
         self.short = False
 
-    async def look(self) -> None:
-        """Count again. Raises Unavailable."""
+    async def look(self) -> float:
+        """Count again; the seconds until the next look. Raises Unavailable."""
         count = await self._trainable(TRAINABLE_ENOUGH)
         self.short = count is not None and count < TRAINABLE_ENOUGH
+        return LOOK_AGAIN_S if count is not None and not self.short else LOOK_S
 
     async def run(self) -> None:
-        """Look once a minute, for ever. With the store away the last reading stands."""
+        """Look for ever. With the store away the last reading stands."""
         while True:
+            pause_s = LOOK_S
             try:
-                await self.look()
+                pause_s = await self.look()
             except BatonError as error:
                 log.warning("requests to train on are not counted now: %s", error.message)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(pause_s)

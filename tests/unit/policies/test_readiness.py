@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.adapters.host.supervisor import PROGRAMS_ROOT
 from gateway.cli.learn.train import countdown
 from gateway.core.policies.holdout import HELD_OUT_SHARE, bound_of
 from gateway.core.policies.jobs import JobSpec
@@ -144,6 +145,30 @@ def test_a_time_that_splits_the_log_is_the_bound() -> None:
     assert (of(judged, needs).requests, of(judged, needs).questions) == (300, 100)
     with pytest.raises(BadRequest, match="`soon` is no time"):
         needs_of(JobSpec({"env": "logged", "filters": {"split_at": "soon"}}), simulated=False)
+
+
+@pytest.mark.parametrize(
+    ("share", "cells"),
+    [
+        ((0.0, 1.0), ["0 of 200, 0 of 100: about 500 more", "400 of 200, 100 of 100: queued", "queued"]),
+        ((0.1, 0.0), [
+            "0 of 200, 0 of 100: about 2,500 more",
+            "40 of 200, 100 of 100: about 2,000 more",
+            "160 of 200, 400 of 100: about 500 more",
+        ]),
+        ((0.3, 0.0), ["0 of 200, 0 of 100: about 834 more", "120 of 200, 100 of 100: about 334 more", "queued"]),
+    ],
+)  # fmt: skip
+def test_the_page_of_jobs_says_what_a_fresh_gateway_says(share: tuple[float, float], cells: list[str]) -> None:
+    """At 0, 500 and 2,000 judged requests, in a column of its table."""
+    page = (PROGRAMS_ROOT / "docs" / "jobs.md").read_text()
+    for count, cell in zip((0, 500, 2000), cells, strict=True):
+        found = of(log_of(count, share[0], drawn=share[1]), share=sum(share))
+        said = f"{found.requests} of 200, {found.questions} of 100: "
+        said += f"about {found.more:,} more" if found.missing else "queued"
+        assert said.endswith(cell), (count, said)
+        row = next(line for line in page.splitlines() if line.startswith(f"| {count:,} |"))
+        assert cell in row.split(" | ")[1:] or f"{cell} |" in row
 
 
 def test_status_prints_the_countdown() -> None:
