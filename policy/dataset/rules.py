@@ -129,7 +129,8 @@ def _fault(row: Row) -> str | None:
 
 
 def _text_fault(row: Row) -> str | None:
-    if row.log_mode != "full":
+    """Why a plan cannot be read. Token ids remain only where nothing was redacted."""
+    if row.log_mode != "full" and not row.plan_token_ids:
         return "metadata_only" if row.log_mode == "metadata" else "redacted"
     return "no_inputs" if not row.messages else None if row.plan_text or row.plan is not None else "no_plan"
 

@@ -266,7 +266,7 @@ def test_parquet_holds_every_row_for_arrow_and_duckdb(database_url: str, add: Ad
     assert json.loads(table["plan"].to_pylist()[0]) == rows_read[0].plan
     assert table["split"].to_pylist() == ["train"] * 3 + ["validation"] * 2
     about = {key.decode(): value.decode() for key, value in pq.read_schema(out).metadata.items()}
-    assert (about["baton.traces.version"], about["baton.traces.shape"]) == ("4", "parquet")
+    assert (about["baton.traces.version"], about["baton.traces.shape"]) == ("5", "parquet")
     assert json.loads(about["baton.traces.report"])["train"] == report.train == 3
     assert pq.ParquetFile(out).metadata.row_group(0).column(0).compression == "ZSTD"
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
@@ -416,7 +416,7 @@ def test_plans_of_a_hosted_planner_are_exported_as_text(database_url: str, add: 
 def test_what_has_no_words_is_not_exported_as_text(
     database_url: str, add: Add, tmp_path: Path, mode: str, reason: str
 ) -> None:
-    add(log_mode=mode)
+    add(log_mode=mode, rounds=[a_round(prompt_token_ids=[], plan_token_ids=[], plan_logprobs=[], decision_mask=[])])
     with pytest.raises(NotFound, match=f"1 {reason} "):
         export(database_url, Selection(), FEW_KEYS, tmp_path / "sft.jsonl", "sft")
 
