@@ -55,6 +55,7 @@ from gateway.service.loop.routers import Earnings
 from gateway.service.money.drift import DriftWatch
 from gateway.service.money.recover import Recovery
 from gateway.service.money.stores import StoreGuard
+from gateway.service.policies.readiness import Shortage
 from gateway.service.ports.background import BackgroundStore
 from gateway.service.ports.counts import Count
 from gateway.service.ports.money import Budgets
@@ -72,7 +73,6 @@ from gateway.wiring.batches import BackgroundParts, BatchParts, background_of, b
 from gateway.wiring.conductor import (
     ConductorParts,
     PolicyParts,
-    check_of,
     conductor_of,
     earnings_of,
     planners_of,
@@ -179,7 +179,6 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     budgets, limits, guard = await money_of(base)
     policies, learned = policies_of(base, conductor, budgets, journal)
     earnings, sticky, sessions = earnings_of(base, pool), sticky_of(base), sessions_of(base, budgets)
-    shortage = shortage_of(base)
     planners = planners_of(base, learned, conductor.pools if conductor else (), earnings)
     catalog = Catalog(pool.first.pools, planners, policies.versions if policies else None)
     drift = drift_of(base, catalog, pool.workers, budgets, journal)
@@ -194,7 +193,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         embedder=embedder,
         clock=clock,
         metrics=base.metrics,
-        policies=admission_of(base, conductor.planning if conductor else None, lambda: shortage.short),
+        policies=admission_of(base, conductor.planning if conductor else None, shortage := shortage_of(base)),
         redactor=redactor,
         sticky=sticky,
         states=states_of(base),
@@ -211,9 +210,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     batches = batches_of(base, completer, openai, background.api)
     own = (SessionsApi(openai, sessions, budgets, clock), _outcomes(base, journal, redactor, auth), health)
     apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
-    check = check_of(base, conductor, pool.first.pools.default)
-    policy_admin = policies.admin if policies else None
-    admin = admin_of(base, pool, budgets, auth, policy_admin, sessions, openai, drift, checkers, check)
+    admin = admin_of(base, pool, budgets, auth, policies, sessions, openai, drift, checkers, conductor)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
     return Bundle(
         public=_public(base, openai, [api.router() for api in apis], health),
@@ -231,8 +228,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         runner=batches.runner,
         background=background.runner,
         alone=base.alone,
-        watches=_watches(base, budgets, health, guard, embedding, earnings, sessions, drift, checkers)
-        | ({"shortage": shortage.run} if learned is not None else {}),
+        watches=_watches(base, budgets, health, guard, embedding, earnings, sessions, drift, checkers, shortage),
         sweeps=_sweeps(base, batches, background, idempotency, sticky, sessions, embedding, policies, drift, admin),
     )
 
@@ -305,11 +301,12 @@ def _watches(
     sessions: Sessions,
     workers: DriftParts,
     checkers: CheckerWatch,
+    shortage: Shortage,
 ) -> dict[str, Watch]:
     engine, metrics = base.connections.background, base.metrics
     figures = StoreGauges(PostgresReports(engine), PostgresAdmin(engine), budgets, health.parts, base.clock, metrics)
     own: dict[str, Watch] = {"loop lag": partial(watch_loop, metrics.loop_late), "store": guard.run}
-    own |= {"earnings": earnings.run, "sessions": sessions.run, "checkers": checkers.run}
+    own |= {"earnings": earnings.run, "sessions": sessions.run, "checkers": checkers.run, "shortage": shortage.run}
     own |= workers.watches(base.alone) | alert_watches(base, budgets, workers.watch)
     drift = DriftWatch(budgets, PostgresStore(engine), base.clock, metrics)
     once: dict[str, Watch] = {"figures": figures.run, "drift": drift.run}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.adapters.host.poolfile import PoolFileSource
@@ -39,6 +39,7 @@ from gateway.service.loop.conducting import ConductorSettings
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.summaries import AUTO, NOBODY, SummaryRules
 from gateway.service.money.stores import StoreGuard
+from gateway.service.policies.readiness import Shortage
 from gateway.service.ports.background import BackgroundStore
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.pools import LoadedPool
@@ -128,9 +129,8 @@ async def money_of(base: Base) -> tuple[RedisBudgets, RedisRateLimits, StoreGuar
 # ---------------------------------------------------------------- the use case
 
 
-def admission_of(base: Base, planning: ConductorSettings | None, short: Callable[[], bool]) -> Policies:
-    """The caps and shares of each request. `planning`: None where there is no conductor; `short`: whether the log has
-    too few requests to train on."""
+def admission_of(base: Base, planning: ConductorSettings | None, shortage: Shortage) -> Policies:
+    """The caps and shares of each request. `planning`: None where there is no conductor."""
     settings = base.settings
     caps = Caps(
         depth=settings.caps_depth_max,
@@ -150,7 +150,12 @@ def admission_of(base: Base, planning: ConductorSettings | None, short: Callable
         rounds_if_cheap=2 if planning and planning.profile == "guided" and settings.conductor_rounds is None else 1,
         examples_max=settings.plan_examples_max if planning and planning.profile == "guided" else 0,
         attempts_max=settings.retry_attempts_max,
-        shares=Shares(settings.explore_share, settings.conductor_trial_share, settings.explore_share_max, short),
+        shares=Shares(
+            settings.explore_share,
+            settings.conductor_trial_share,
+            settings.explore_share_max,
+            short=lambda: shortage.short,
+        ),
         worth=worth_of(settings),
         experience_k=settings.experience_neighbours,
         experience_timeout_s=settings.experience_timeout_s,

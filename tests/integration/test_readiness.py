@@ -20,7 +20,13 @@ from policy.gate.traffic.requests import _fault
 from tests.records import T0_US, a_rollout, a_round, an_outcome, rollout_event
 
 T0 = rows.EPOCH + timedelta(microseconds=T0_US)
-DRAWN = {"planner": "rule", "plan_token_ids": [], "prompt_token_ids": [], "plan_logprobs": [], "decision_mask": []}
+DRAWN: dict[str, Any] = {
+    "planner": "rule",
+    "plan_token_ids": [],
+    "prompt_token_ids": [],
+    "plan_logprobs": [],
+    "decision_mask": [],
+}
 
 
 async def add(engine: AsyncEngine, *records: RolloutRecord, judged: bool = True) -> None:
