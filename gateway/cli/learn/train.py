@@ -42,7 +42,7 @@ JOBS_TEXT = """
 as a job of the running gateway:
   baton train submit [--policy NAME] [--auto] [--gate 'ARGUMENTS'] --env …   queue it; --check: say what is missing
   baton train status [JOB]          how far the log is from a retraining, and all jobs; or one job
-  baton train logs [-f] JOB         its log; -f: until it ends
+  baton train logs [-f] [JOB]       its log, or that of the latest; -f: until it ends
   baton train cancel JOB            stop at the checkpoint
   baton train resume JOB            go on from it (--gate-usd-max USD: with another cap of its gate)
 """
@@ -207,10 +207,11 @@ def _left(eta_s: int | None) -> str | None:
 
 
 def _logs(words: Sequence[str]) -> int:
-    parser = _parser("logs")
+    parser = _parser("logs", job=None)
     parser.add_argument("-f", "--follow", action="store_true", help="until the job ends; then its exit status")
     options = parser.parse_args(words)
     client, after = _client(options), 0
+    options.job = options.job or _latest(client)
     for _ in range(PAGES_MAX):
         page = _page(client, options, after)
         after = page["next"]
@@ -223,6 +224,14 @@ def _logs(words: Sequence[str]) -> int:
             return EXITS.get(page["state"], 1)
         time.sleep(FOLLOW_S if page["whole"] else 0)
     return 0
+
+
+def _latest(client: AdminClient) -> str:
+    """The id of the job that was submitted last. Raises BadRequest where there is none."""
+    jobs = client.ask("GET", "/admin/jobs?limit=1")["data"]
+    if not jobs:
+        raise BadRequest("no jobs yet; `baton train submit --env …` makes one")
+    return str(jobs[0]["id"])
 
 
 def _page(client: AdminClient, options: argparse.Namespace, after: int) -> Any:
