@@ -13,8 +13,9 @@ demo-routing: ## the rule learns from outcomes which of two workers answers what
 	@scripts/install serve
 	@.venv/bin/python -m policy.recipes.routing $(ARGS)
 
-demo-learning: ## the learning loop on real parts, in minutes: traffic, outcomes, train, gate, canary, live; ARGS=… optional
+demo-learning: ## the learning loop on real parts in 5 minutes: traffic, train, gate, canary, live; installs torch; ARGS=…
 	@scripts/install serve
+	@scripts/install train
 	@.venv/bin/python -m policy.recipes.learning --out build/learning $(ARGS)
 
 demo-instruct: ## the learning loop for an instruct model on recorded answers; ARGS="--base DIR --data FILE --prices FILE"

@@ -196,7 +196,7 @@ def _rows(report: GateReport) -> list[tuple[str, ...]]:
     for part in report.parts:
         rows.append((f"*{part.name}* ({part.seconds:.0f} s)", "", "", ""))
         for check in part.checks:
-            verdict = "**refused**" if check.verdict == "refused" else check.verdict
+            verdict = "**refused**" if check.verdict == "refused" else f"{check.verdict}"
             verdict += " (refuses)" if check.refuses and check.verdict != "refused" else ""
             rows.append((f"`{check.name}`", verdict, check.figure, check.threshold))
     return rows

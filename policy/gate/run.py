@@ -140,9 +140,9 @@ async def _judged(
     )
     if any(check.refuses for part in parts for check in part.checks) and not scene.everything:
         return replace(report, skipped=[f"{name}: triage has refused it already" for name in (HELD_OUT, INJECTION)])
-    asked = options.n
+    asked = options.n if options.env == "arena" else None  # whose questions never run out
     held_out, evaluation, kinds = await _run_held_out(both, options, stage, scene, thresholds, partial, say, traffic)
-    while traffic is None and (n := _questions_wanted(held_out.checks, options.n, asked)):
+    while n := questions_wanted(held_out.checks, options.n, asked):
         say.done(f"{HELD_OUT}: {n} questions, since {options.n} did not decide")
         options = replace(options, n=n)
         stage = EvaluationScene(options, say.progress)
@@ -152,9 +152,9 @@ async def _judged(
     return replace(report, parts=parts, scene=about, evaluation=evaluation, kinds=kinds)
 
 
-def _questions_wanted(checks: Sequence[Check], n: int | None, asked: int | None) -> int:
-    """How many questions to ask, of which `n` did not decide and `asked` were to be asked: at most ASKED_TIMES as many.
-    0: it is decided, or no more can be asked."""
+def questions_wanted(checks: Sequence[Check], n: int | None, asked: int | None) -> int:
+    """How many questions to ask if `n` did not decide: at most ASKED_TIMES those that were `asked` at first (None: no
+    more can be). 0: it is decided, or no more are asked."""
     more = max((check.more for check in checks if check.refuses), default=0)
     if n is None or asked is None or any(check.verdict == "refused" for check in checks):
         return 0

@@ -22,6 +22,7 @@ from policy.gate.checks import (
     Count,
     GatePart,
     Thresholds,
+    Verdict,
     bounded,
     cannot_say,
     not_worse,
@@ -30,6 +31,7 @@ from policy.gate.checks import (
 )
 from policy.gate.heldout import Comparison, checks, concentration, facts, kind_checks, kind_facts
 from policy.gate.report import GateReport, Refusal, finite
+from policy.gate.run import questions_wanted
 from policy.gate.scene import QUESTIONS_ARENA, GateScene, GateSpec, add_spec, given_of
 from policy.spec import checked, plain, read
 from policy.statistics.stats import Interval
@@ -430,3 +432,25 @@ def test_real_workers_are_rivals_where_they_cost_no_more() -> None:
     }
     assert best_of(affordable(others, 0.1)) == "fixed:cheap"  # none costs so little: the cheapest
     assert best_of(affordable(others, 20.0)) == "fixed:dear"
+
+
+# ---------------------------------------------------------------- asking more
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict", "n", "asked", "wanted"),
+    [
+        (140, "undecided", 200, 200, 340),
+        (5000, "undecided", 200, 200, 800),
+        (10, "undecided", 800, 200, 0),
+        (140, "refused", 200, 200, 0),
+        (140, "undecided", 200, None, 0),
+        (0, "passed", 200, 200, 0),
+    ],
+)
+def test_undecided_questions_are_asked_on_up_to_a_bound(
+    more: int, verdict: Verdict, n: int, asked: int | None, wanted: int
+) -> None:
+    check = Check("parseable", verdict, "", "", required=True, more=more)
+    assert questions_wanted([check], n, asked) == wanted
+    assert questions_wanted([check, Check("b", "refused", "", "")], n, asked) == 0

@@ -26,7 +26,7 @@ Kind = Literal["sum", "product"]
 KINDS: tuple[Kind, ...] = ("sum", "product")
 CHEAP, DEAR = "cheap", "dear"
 SUM_SHARE = 2 / 3  # of the questions; the cheap worker is right on these
-PROMPT_TOKENS, REPLY_TOKENS = 20, 12
+PROMPT_TOKENS, REPLY_TOKENS = 20, 250  # reasoning, of which the reply shows the result
 PRICES = {CHEAP: ("0.10", "0.40"), DEAR: ("3", "15")}  # dollars per million tokens, input and output
 _QUESTION = re.compile(r"(\d+) (plus|times) (\d+)")
 
@@ -99,7 +99,7 @@ def pool_yaml(url: str) -> str:
             "url": f"{url}/w/{name}/v1",
             "description": "a language model",
             "price": {"input_usd_per_mtok": PRICES[name][0], "output_usd_per_mtok": PRICES[name][1]},
-            "output_tokens_max": 64,
+            "output_tokens_max": 512,
         }
         for name in (CHEAP, DEAR)
     ]
