@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,9 @@ THRESHOLDS = (  # another --gate NAME=VALUE comes after them
     "mean_weight_min=0.3",
     "mean_weight_max=3",
     "ess_share_min=0.02",
+    "attacked_valid_min=0.9",  # 50 attacks, each once
+    "attacked_valid_drop_max=0.1",
+    "attacked_usd_ratio_max=3",
     "parse_drop_max=0.05",  # of plans sampled to explore: some run on; greedy ones still have to be valid, 98 in 100
 )
 FAR = "log_kl_requests=0"  # a step may go far from a cold start, however few the requests
@@ -168,7 +172,9 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="settings of the trainer")
     arguments.add_argument("--gate", action="append", default=[], metavar="NAME=VALUE", help="thresholds of the gate")
-    arguments.add_argument("--gain-min", type=float, default=0.0, help="status 1 unless the gain is above; default 0")
+    arguments.add_argument(
+        "--gain-min", type=float, help="status 1 unless the gain is above; default 0, any with --defaults"
+    )
     arguments.add_argument("--write", type=Path, metavar="PAGE", help="put table and picture into that page")
     arguments.add_argument("--python", default=sys.executable, help="with torch, for training; default this one")
     arguments.add_argument("--out", type=Path, help="where the report goes")
@@ -186,6 +192,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run it; 0, 1 when something did not do its part, 2 without torch, 130 after Ctrl-C."""
     options = parser().parse_args(argv)
     options.rollouts = options.rollouts or (2400 if options.defaults else 512)
+    if options.gain_min is None:
+        options.gain_min = -math.inf if options.defaults else 0.0
     if min(options.rounds, options.rollouts, options.canary, options.n, options.gate_n) < 1:
         parser().error("--rounds, --rollouts, --canary, --n and --gate-n are at least 1")
     if not has_torch(options.python):

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,12 +29,15 @@ ROLLBACK_S = 30.0
 STEADY_PER_S = 1.0  # requests while a job trains and is judged
 SHADOW_S = 4.0
 CANARY_PERCENT = 25
-PROGRESS: tuple[tuple[re.Pattern[str], str, float, float], ...] = (  # of a job's log: stage, where it begins, its share
-    (re.compile(r"\bstep (\d+)/(\d+)"), "train", 0.0, 1.0),
-    (re.compile(r"\bplanning logged prompts anew: (\d+)/(\d+)"), "gate", 0.0, 0.1),
-    (re.compile(r"\bscoring logged plans: (\d+)/(\d+)"), "gate", 0.1, 0.1),
-    (re.compile(r"\[(\d+)/(\d+)\]"), "gate", 0.2, 0.5),
-    (re.compile(r"\binjection set: (\d+)/(\d+)"), "gate", 0.7, 0.3),
+PROGRESS: tuple[tuple[re.Pattern[str], str, float, float, int], ...] = (
+    # of a job's log: its stage, where in the stage it begins, what share of it it is, and how often it is gone through
+    (re.compile(r"\b(\d+) plans of (\d+) requests"), "train", 0.0, 0.0, 1),
+    (re.compile(r"\bstep (\d+)/(\d+)"), "train", 0.0, 1.0, 1),
+    (re.compile(r"\bcandidate: \S+@(\d+), (\d+) rollouts"), "gate", 0.0, 0.0, 1),
+    (re.compile(r"\bplanning logged prompts anew: (\d+)/(\d+)"), "gate", 0.0, 0.1, 1),
+    (re.compile(r"\bscoring logged plans: (\d+)/(\d+)"), "gate", 0.1, 0.1, 1),
+    (re.compile(r"\[(\d+)/(\d+)\]"), "gate", 0.2, 0.4, 1),
+    (re.compile(r"\binjection set: (\d+)/(\d+)"), "gate", 0.6, 0.4, 3),
 )
 CHECKS = re.compile(r"\b(?:refused|undecided|cannot say|not worse|passed) +[a-z_\[\]]+ +\S")
 
@@ -81,28 +85,29 @@ class JobBars:
 
     def __init__(self) -> None:
         self._stage, self._share = "select", 0.0
-        self._bar = Bar(self._stage)
+        self._bar, self._checks = Bar(self._stage), list[str]()
+        self._ended: Counter[str] = Counter()
 
     def line(self, text: str) -> None:
         """One more line of the log."""
-        for pattern, stage, begin, share in PROGRESS:
+        for pattern, stage, begin, share, times in PROGRESS:
             if found := pattern.search(text):
                 done, total = map(int, found.groups())
-                return self._at(stage, begin + share * done / max(1, total), found[0])
-        if CHECKS.search(text):
-            self.end()
-            print(f"    {text}", file=sys.stderr, flush=True)
+                gone = min(times, self._ended[pattern.pattern] + done / max(1, total))
+                self._ended[pattern.pattern] += done == total
+                return self._at(stage, begin + share * gone / times, found[0])
+        self._checks += [text] if CHECKS.search(text) else []
         return None
 
     def end(self) -> None:
-        """The present stage is finished."""
-        if self._stage:
-            self._bar.end()
-        self._stage = ""
+        """The job is finished."""
+        self._bar.end()
+        for check in self._checks:
+            print(f"    {check}", file=sys.stderr, flush=True)
 
     def _at(self, stage: str, share: float, note: str) -> None:
         if stage != self._stage:
-            self.end()
+            self._bar.end()
             self._stage, self._share, self._bar = stage, 0.0, Bar(stage)
         self._share = max(self._share, share)  # a part that is asked again takes nothing back
         self._bar.at(self._share, note)

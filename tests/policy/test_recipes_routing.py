@@ -95,8 +95,8 @@ def test_a_line_of_the_log_is_about_the_last_requests() -> None:
 
 
 def test_dollars_are_those_that_the_pool_file_says() -> None:
-    assert usd(DEAR) == Decimal("0.00024")
-    assert usd(CHEAP, 1000) == Decimal("0.0068")
+    assert usd(DEAR) == Decimal("0.00381")
+    assert usd(CHEAP, 1000) == Decimal("0.102")
 
 
 def test_a_block_of_a_page_is_written_anew_and_nothing_else(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def row(prompt: tuple[int, ...], episode: str, reward: float = 0.0, *, first: bo
 def test_a_reward_says_nothing_of_where_a_task_s_text_ends() -> None:
     """The token after free text ends it; those before the text and after that one are decisions."""
     made = planned(PlanLimits(("atlas",), 5))
-    tokens = {"plan_token_ids": [8] * 6, "plan_logprobs": [-0.1] * 6}
-    made = replace(made, decision_mask=[True, True, False, False, True, True], **tokens)
+    made = replace(made, plan_token_ids=[8] * 6, plan_logprobs=[-0.1] * 6)
+    made = replace(made, decision_mask=[True, True, False, False, True, True])
     assert row_of(record([made]), made, 0.5, "e", "q", "c").decisions == (True, True, False, False, False, True)
     cut_off = replace(made, decision_mask=[True] * 4 + [False] * 2)
     assert row_of(record([cut_off]), cut_off, 0.5, "e", "q", "c").decisions == (*[True] * 4, False, False)
