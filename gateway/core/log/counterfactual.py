@@ -122,8 +122,7 @@ def had_it_gone_to(worker: str, plans: Sequence[JudgedPlan]) -> dict[str, Any]:
     some = by_rule if of_rule else sampled
     counts = {"worker": worker, "tried": max(tried), "alike": len(some)}
     if not some:
-        left = f"; {len(plans)} judged ones were planned without chance" if plans else ""
-        return counts | {"unknown": f"no judged request like this was drawn with a logged probability{left}"}
+        return counts | {"unknown": _nothing(len(drawn), len(plans))}
     tried_now = np.array([plan.alone == worker for plan in some])
     values = np.array([plan.value for plan in some])
     if of_rule:
@@ -133,14 +132,22 @@ def had_it_gone_to(worker: str, plans: Sequence[JudgedPlan]) -> dict[str, Any]:
     return counts | _estimate_of_tried(chances, tried_now, values)
 
 
+def _nothing(drawn: int, judged: int) -> str:
+    """Why no judged request counts."""
+    if drawn:
+        return f"it could not be drawn in any of {drawn} judged requests like this"
+    without = f"; {judged} were planned without chance" if judged else ""
+    return f"no judged request like this was drawn with a logged probability{without}"
+
+
 def _estimate(chances: Vector, tried: NDArray[np.bool_], values: Vector) -> dict[str, Any]:
     """From requests that each have the worker's probability, or why there is none."""
     covered = chances >= CHANCE_MIN
     uncovered = 1 - float(covered.mean())
     if uncovered > UNCOVERED_MAX:
         return {
-            "unknown": f"it had a chance under {CHANCE_MIN:g} in {uncovered:.0%} of them, so the log does not cover it; "
-            f"{UNCOVERED_MAX:.0%} at most"
+            "unknown": f"it had a chance under {CHANCE_MIN:g} in {uncovered:.0%} of them; the estimate "
+            f"bears {UNCOVERED_MAX:.0%}"
         }
     tried = tried & covered
     weights = 1 / chances[covered]
