@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -152,14 +153,11 @@ def cell(design: str, success: float, number: int, replications: int, seed: int 
     return Cell(design, success, number, replications, given, held, width / max(1, given))
 
 
-def rows(cells: Sequence[Cell]) -> Iterator[str]:
-    """The table."""
-    yield "| chances | success | requests | held | given | width |"
-    yield "|---|---|---|---|---|---|"
-    for one in cells:
-        held = f"{one.held / one.given:.3f}" if one.given else "–"
-        share = one.given / one.replications
-        yield f"| {one.design} | {one.success:g} | {one.number} | {held} | {share:.2f} | {one.width:.2f} |"
+def row(one: Cell) -> str:
+    """A row of the table."""
+    held = f"{one.held / one.given:.3f}" if one.given else "–"
+    share = one.given / one.replications
+    return f"| {one.design} | {one.success:g} | {one.number} | {held} | {share:.2f} | {one.width:.2f} |"
 
 
 def main() -> None:
@@ -168,15 +166,13 @@ def main() -> None:
     parser.add_argument("--replications", type=int, default=1000, help="logs of each row")
     parser.add_argument("--only", default="", help="designs whose name begins so")
     options = parser.parse_args()
-    cells = [
-        cell(design, success, number, options.replications)
-        for design in DESIGNS
-        if design.startswith(options.only)
-        for success in SUCCESSES
-        for number in NUMBERS
-    ]
-    print("\n".join(rows(cells)))
-    given, held = sum(one.given for one in cells), sum(one.held for one in cells)
+    print("| chances | success | requests | held | given | width |\n|---|---|---|---|---|---|")
+    given = held = 0
+    for design, success, number in product(DESIGNS, SUCCESSES, NUMBERS):
+        if design.startswith(options.only):
+            one = cell(design, success, number, options.replications)
+            given, held = given + one.given, held + one.held
+            print(row(one), flush=True)
     print(f"\n{held / max(1, given):.4f} of {given} intervals held the truth")
 
 

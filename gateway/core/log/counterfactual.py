@@ -6,9 +6,9 @@ of the plans that it did not draw the log says nothing. What a router chose, and
 
 The estimate is inverse-propensity weighting, self-normalised within strata of requests in which X was about equally
 likely (Rosenbaum & Rubin 1984; Swaminathan & Joachims 2015). Its interval is of the Bayesian bootstrap (Rubin 1981):
-each request weighs an exponential draw, beside one more in each stratum: of the mean of all, and in part, in all strata
-together, half right and half wrong. Where all weights are equal that is Jeffreys' interval of a binomial share; where
-they differ it is widened by what simulations ask for. bench/simulated/counterfactuals.py measures how often
+each request weighs an exponential draw, beside one more in each stratum, which is as the mean of all, and half right in
+a stratum of few trials. If all weights are equal that is Jeffreys' interval of a binomial share; if they differ it is
+widened by what simulations ask for. bench/simulated/counterfactuals.py measures how often
 it holds the truth. An estimate stands only where the log supports it; otherwise the reason stands in its place.
 """
 
@@ -219,10 +219,11 @@ def _resampled(
     uneven = max(0.0, 1 - effective / len(weights))
     narrow = (1 + WIDENING * math.sqrt(uneven / effective)) ** -2
     half, rest = 0.5 / len(sizes), 1 - 1 / len(sizes)
-    prior = [half + rest * (1 - centre), half + rest * centre]
     for at, share in enumerate(shares):
         here = stratum[tried] == at
         one = float(weights[here].mean()) if here.any() else 1.0
+        believed = centre if here.sum() >= STRATUM_TRIED_MIN else 0.5
+        prior = (half + rest * (1 - believed), half + rest * believed)
         pairs, counts = np.unique(np.stack([weights[here], values[tried][here]]), axis=1, return_counts=True)
         drawn = draw.gamma(narrow * np.array([*counts, *prior])[:, None], size=(len(counts) + 2, DRAWS))
         drawn *= np.array([*pairs[0], one, one])[:, None]

@@ -195,11 +195,9 @@ def _alternative(chosen: bool, number: int, plan: float | None, known: float | N
 def _shown(loop: Tree, each: Tree) -> dict[str, Any]:
     """What the planner's prompt held beside the conversation."""
     guidance = each.get("shown") or {}
-    experience = [
-        {"worker": one["name"], **one["experience"]} for one in loop.get("pool") or () if one.get("experience")
-    ]
+    seen = [{"worker": one["name"], **one["experience"]} for one in loop.get("pool") or () if one.get("experience")]
     return {
-        "experience": experience,
+        "experience": seen if each["planner"] == "conductor" else [],  # routers read no prompt
         "examples": guidance.get("examples") or [],
         "request": guidance.get("request"),
         "warm": guidance.get("warm"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 from random import Random
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from bench.simulated.counterfactuals import DESIGNS, cell
 from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.reports.overview import NEARLY_THE_SAME
 from gateway.core.log.counterfactual import (
     CHANCE_MIN,
     EFFECTIVE_MIN,
@@ -20,6 +22,8 @@ from gateway.core.log.counterfactual import (
     had_it_gone_to,
     plan_probability,
 )
+from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
+from gateway.files import shipped
 
 NAMES = [{"name": "small", "handle": "atlas"}, {"name": "large", "handle": "quill"}]
 
@@ -37,8 +41,8 @@ def by_rule(chances: Sequence[float], truths: dict[str, float], seed: int = 3) -
 
 def a_row(**changes: Any) -> dict[str, Any]:
     """A round as the query of judged plans gives it."""
-    step = {"worker": "quill", "task": None, "see": []}
-    filled = {"rollout_id": "r1", "value": 1.0, "pool": NAMES, "fallback": None, "planner": "conductor"}
+    step = {"worker": "quill", "task": None}
+    filled: dict[str, Any] = {"rollout_id": "r1", "value": 1.0, "pool": NAMES, "fallback": None, "planner": "conductor"}
     filled |= {"plan": {"steps": [step]}, "plan_logprobs": [-0.5], "decision_mask": [True]}
     return filled | {"sampling": {"temperature": 1.0}, "decision": None} | changes
 
@@ -153,3 +157,19 @@ def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
 
 def test_where_it_is_not_known_what_was_covered_an_interval_is_wider() -> None:
     assert held_of([each for each in DESIGNS if each.startswith("sampled")], 30) >= 0.95
+
+
+# ---------------------------------------------------------------- whose text is alike
+
+
+def test_without_a_task_type_sums_and_products_are_two_kinds() -> None:
+    draw, embedding = Random(1), by_meaning(shipped(TABLE_FILE))
+
+    def vectors(sign: str) -> list[list[float]]:
+        texts = [f"What is {draw.randint(10, 999)} {sign} {draw.randint(10, 999)}?" for _ in range(30)]
+        return [embedding.embed(text) for text in texts]
+
+    sums, products = vectors("+"), vectors("*")
+    among = [rows.cosine(one, other) >= NEARLY_THE_SAME for one, other in combinations(sums, 2)]
+    assert sum(among) > 0.75 * len(among), "sums of numbers of about the same length are one kind"
+    assert not any(rows.cosine(one, other) >= NEARLY_THE_SAME for one in sums for other in products)

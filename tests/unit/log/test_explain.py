@@ -159,8 +159,88 @@ def text_of(why: dict[str, Any]) -> str:
     return rollouts._explanation(json.loads(json.dumps(why)))
 
 
-def test_the_page_of_the_docs_shows_this_explanation() -> None:
-    assert text_of(explain(tree_of(record_of()), around())) in PAGE.read_text()
+def ruled() -> RolloutRecord:
+    """A request that the rule planned, between a cheap worker that is mostly wrong and a dear one that is mostly
+    right."""
+    pool = [
+        {"name": name, "handle": name, "kind": kind, "experience": {"n": 8, "success": right / 8, "ms": ms}}
+        for name, kind, right, ms in (("cheap", "openai", 1, 310), ("dear", "openai", 7, 920))
+    ]
+    cheap = {"n": 8.0, "right": 1.0, "success": 0.27, "low": 0.05, "high": 0.56, "usd": 0.00003, "latency_s": 0.31}
+    dear = {"n": 8.0, "right": 7.0, "success": 0.82, "low": 0.55, "high": 0.98, "usd": 0.0003, "latency_s": 0.92}
+    arms = [
+        {"worker": "cheap", "handle": "cheap", **cheap, "utility": 0.255, "propensity": 0.05},
+        {"worker": "dear", "handle": "dear", **dear, "utility": 0.705, "propensity": 0.95},
+    ]
+    worth = {"usd": 0.003, "seconds": 60.0, "by": "prices"}
+    decision = {
+        "planner": "rule",
+        "worth": worth,
+        "explored": False,
+        "chosen": "dear",
+        "propensity": 0.95,
+        "arms": arms,
+    }
+    plan: dict[str, Any] = {"steps": [{"worker": "dear", "task": None, "see": []}]}
+    first = a_round(
+        planner="rule",
+        policy_version=None,
+        plan=plan,
+        plan_logprobs=[],
+        decision_mask=[],
+        decision=decision,
+        allowed={"handles": ["cheap", "dear"], "steps_max": 5, "first_index": 0},
+    )
+    return record_of(
+        pool=pool, rounds=[first], steps=[a_step(0, "dear")], memory={"state": "fresh"}, policy_used="rule"
+    )
+
+
+def drawn_by_the_rule() -> list[JudgedPlan]:
+    """Requests of which 360 went to `dear`, which was right on 290, and 40 to `cheap`, right on 8."""
+    chances = {"cheap": 0.1, "dear": 0.9}
+    went = [("dear", 290, 70), ("cheap", 8, 32)]
+    return [
+        JudgedPlan(worker, chances[worker], value, chances)
+        for worker, right, wrong in went
+        for value in [1.0] * right + [0.0] * wrong
+    ]
+
+
+def test_the_page_of_the_docs_shows_these_explanations() -> None:
+    page = PAGE.read_text()
+    tree = tree_of(ruled()) | {"outcomes": [{"kind": "number", "value": 1.0, "source": "client"}]}
+    about = around(pool_workers=["cheap", "dear"], alike=drawn_by_the_rule())
+    assert text_of(explain(tree, about)) in page
+    assert text_of(explain(tree_of(record_of()), around())) in page
+
+
+def test_the_table_has_the_figures_of_every_worker_and_marks_the_chosen_one() -> None:
+    why = explain(tree_of(ruled()), around(pool_workers=["cheap", "dear"]))
+    assert why["sentence"].startswith("dear, because it was right on 7 of 8 alike at $0.0003")
+    decided = why["decided"]
+    assert [(arm["worker"], arm["chosen"], arm["propensity"]) for arm in decided["arms"]] == [
+        ("dear", True, 0.95),
+        ("cheap", False, 0.05),
+    ]
+    assert (decided["planner"], decided["probability"], decided["memory"]) == ("rule", 0.95, {"state": "fresh"})
+    alternatives = why["decisions"][0]["steps"][0]["alternatives"]
+    assert [(one["worker"], one["probability"]) for one in alternatives] == [("cheap", 0.05), ("dear", 0.95)]
+
+
+def test_verdicts_of_checkers_stand_beside_the_figures() -> None:
+    record = record_of()
+    record.steps[1].attempts.append(AttemptRecord(0, 1, verdict={"by": "judge", "accept": False, "why": "no year"}))
+    why = explain(tree_of(record), around())
+    (verdict,) = why["decided"]["verdicts"]
+    assert (verdict["step"], verdict["by"], verdict["accept"]) == (1, "judge", False)
+    assert "verdict at step 1: judge rejected: no year" in text_of(why)
+
+
+def test_counterfactuals_are_of_models_alone() -> None:
+    pool = [POOL[0] | {"kind": "openai"}, {"name": "vote", "handle": "vote", "kind": "tool"}]
+    told = explain(tree_of(record_of(pool=pool)), around())["counterfactual"]["workers"]
+    assert [one["worker"] for one in told] == ["small"]
 
 
 def test_a_terminal_gets_no_control_characters() -> None:

@@ -141,14 +141,11 @@ def test_workers_that_the_request_named() -> None:
 
 
 def test_votes_and_cascades_tell_whom_they_asked() -> None:
-    vote = a_round(
-        planner="vote",
-        plan=plan_of("dear", "cheap", "vote", see=True),
-        decision={"planner": "vote", "arms": [CHEAP, DEAR]},
-    )
-    assert told(vote) == (
-        "dear and cheap, because the vote asks those of the highest expected worth and takes the majority's answer: dear "
-        "0.68, cheap 0.31."
+    votes = plan_of("dear", "cheap")["steps"] + [{"worker": "vote", "task": None, "see": [0, 1]}]
+    decision = {"planner": "vote", "arms": [CHEAP, DEAR]}
+    assert told(a_round(planner="vote", plan={"steps": votes}, decision=decision)) == (
+        "dear and cheap, because the vote asks those of the highest expected worth and takes the majority's answer: "
+        "dear 0.68, cheap 0.31."
     )
     decision = {"planner": "cascade", "arms": [CHEAP, DEAR]}
     first = a_round(planner="cascade", plan=plan_of("cheap", "vote"), decision=decision)
