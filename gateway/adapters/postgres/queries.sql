@@ -120,19 +120,19 @@ FROM (
 GROUP BY org, pool_name, task_type, planner
 
 -- name: judged_plans
--- First plans of the latest `recent` judged requests to `baton` in a pool, of one key or of all (NULL), by the task type
--- of a rollout or, where it has none, with the vectors of their tasks.
-SELECT r.pool, p.planner, p.plan, p.plan_logprobs, p.decision_mask, j.value,
-  CASE WHEN CAST(:task_type AS text) IS NULL THEN r.task_embedding END AS embedding
+-- Rounds whose plans were used, of the latest `recent` judged requests to `baton` in a pool and an organisation, of one
+-- key or of all of it (NULL), by the task type of a rollout or, if it has none, with the vectors of their tasks.
+SELECT j.rollout_id, j.value, r.pool, r.fallback, p.planner, p.plan, p.plan_logprobs, p.decision_mask, p.sampling,
+  p.decision, CASE WHEN CAST(:task_type AS text) IS NULL THEN r.task_embedding END AS embedding
 FROM (
   SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes WHERE value IS NOT NULL AND step IS NULL
   ORDER BY rollout_id DESC, created_at DESC LIMIT :recent
 ) AS j
 JOIN rollouts AS r ON r.id = j.rollout_id AND r.depth = 0 AND r.pool_name = :pool AND r.id <> CAST(:rollout AS uuid)
-  AND (CAST(:key AS text) IS NULL OR r.key_id = :key)
+  AND r.org = :org AND (CAST(:key AS text) IS NULL OR r.key_id = :key)
   AND (r.task_type = :task_type OR (CAST(:task_type AS text) IS NULL AND r.task_embedder = :embedder))
-JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.round = 1 AND p.plan IS NOT NULL
-LIMIT :most
+JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.plan IS NOT NULL AND p.refusal IS NULL
+ORDER BY j.rollout_id DESC, p.round LIMIT :most
 
 -- name: parts_of_rollouts
 -- Names of the tables that hold the rollouts of one month each, and of the one that holds the rest.
