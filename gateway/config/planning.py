@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from gateway.config.serving import Bytes, Count, Seconds, Share, Usd
+from gateway.core.log.outcome import parse_labels
 from gateway.core.loop.experience.likeness import HALF_LIFE
 from gateway.core.pool.workers import SecretRef
 
@@ -220,5 +221,14 @@ class LearningSettings(BaseModel):
     )
     retrain_arguments: str = Field("--env logged", description="Arguments of `baton train` in those jobs")
     retrain_auto: bool = Field(False, description="A version of theirs that passes the gate becomes a canary of 1 %")
+    outcome_labels: str = Field(
+        "", description="`label=value` pairs, comma-separated, beside the standard labels of outcomes; see outcomes.md"
+    )
     judge_model: str | None = Field(None, description="Worker behind the grader `judge`; unset: there is no judge")
     judge_budget_usd: Usd = Field("1.00", description="Dollars that the judge's key may spend in all")
+
+    @field_validator("outcome_labels")
+    @classmethod
+    def _are_labels(cls, text: str) -> str:
+        parse_labels(text)
+        return text

@@ -43,6 +43,7 @@ from gateway.api.public.tasks import TasksApi
 from gateway.config.serving import listed
 from gateway.config.settings import Services, Settings
 from gateway.core.log.redact import Redactor
+from gateway.core.log.outcome import parse_labels
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.service.admin.checkers import CheckerWatch
@@ -310,7 +311,8 @@ def _recovery(base: Base, budgets: Budgets, journal: Journal, waiting: Backgroun
 
 
 def _outcomes(base: Base, journal: Journal, redactor: Redactor, auth: Authenticator) -> OutcomesApi:
-    outcomes = Outcomes(base.store, flushed_together(base, journal), base.clock, redactor)
+    labels = parse_labels(base.settings.outcome_labels)
+    outcomes = Outcomes(base.store, flushed_together(base, journal), base.clock, redactor, labels)
     reports = PostgresReports(base.connections.background)
     return OutcomesApi(outcomes, auth, reports, explaining_of(base, reports), base.settings.body_bytes_max)
 

@@ -8,7 +8,15 @@ from typing import Any
 
 from gateway.core.access.keys import Principal
 from gateway.core.log.events import uuid7
-from gateway.core.log.outcome import TEXT_CHARS_MAX, Judgement, Outcome, check_idempotency_key, requested
+from gateway.core.log.outcome import (
+    LABELS,
+    TEXT_CHARS_MAX,
+    Judgement,
+    Outcome,
+    check_idempotency_key,
+    counting,
+    requested,
+)
 from gateway.core.log.redact import Redactor
 from gateway.errors import BadRequest, NotFound
 from gateway.service.ports.request import Clock, Journal, Store
@@ -17,9 +25,17 @@ NOT_KEPT = "[not kept]"
 
 
 class Outcomes:
-    """Stores outcomes and reads rollouts, for the key that owns them."""
+    """Stores outcomes and reads rollouts, for the key that owns them. `labels`: what labels count as."""
 
-    def __init__(self, store: Store, journal: Journal, clock: Clock, redactor: Redactor | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        journal: Journal,
+        clock: Clock,
+        redactor: Redactor | None = None,
+        labels: Mapping[str, float] = LABELS,
+    ) -> None:
+        self._labels = labels
         self._redactor = redactor or Redactor()
         self._store = store
         self._journal = journal
@@ -27,8 +43,8 @@ class Outcomes:
 
     async def add(self, principal: Principal, body: object, idempotency_key: str | None) -> dict[str, Any]:
         """Attach one outcome to a rollout. Raises BadRequest, which names the field, and NotFound for a rollout that
-        this key does not own. A judgement of a step names a step that ended."""
-        target, judgement = requested(body)
+        this key does not own. A judgement of a step names a step that ended. The reply says whether it counts."""
+        target, judgement = requested(body, self._labels)
         key = check_idempotency_key(idempotency_key)
         rollout = await self._rollout(target, principal)
         _check_step(rollout, judgement.step)
@@ -42,7 +58,8 @@ class Outcomes:
             idempotency_key=key,
         )
         outcome_id, new = await self._store.outcome_insert(outcome)
-        return {"id": outcome_id, "object": "baton.outcome", "rollout_id": outcome.rollout_id, "created": new}
+        made = {"id": outcome_id, "object": "baton.outcome", "rollout_id": outcome.rollout_id, "created": new}
+        return made | counting(judgement, self._labels)
 
     def _scrub_judgement(self, judgement: Judgement, mode: str) -> Judgement:
         """The judgement with its texts reduced to what the key's log mode lets Baton store."""
