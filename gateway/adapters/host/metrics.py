@@ -130,6 +130,10 @@ class PrometheusMetrics:
             ),
             "jobs": self._gauge("jobs", "Jobs by state; ended ones of the last day", "state"),
             "gradings": self._gauge("gradings", "Gradings by state; ended ones of the last day", "state"),
+            "source_agreement": self._gauge(
+                "source_agreement", "Share of replies on which a source agrees with more trusted ones", "source"
+            ),
+            "source_weight": self._gauge("source_weight", "What an outcome weighs as evidence, by source", "source"),
             "outcomes": self._gauge(
                 "version_outcomes", "Judged requests of the last day, by policy version", "version"
             ),
@@ -140,12 +144,8 @@ class PrometheusMetrics:
             "alerts_waiting": self._gauge("alerts_out_waiting", "Alerts in the outbox that are not sent yet"),
             "up": self._gauge("up", "1: this part answers its health check", "part"),
         }
-        self._alerts = self._counter(
-            "alerts_out",
-            "Attempts to send an alert by result, and alerts that were given up",
-            "kind",
-            "result",
-        )
+        given_up = "Attempts to send an alert by result, and alerts that were given up"
+        self._alerts = self._counter("alerts_out", given_up, "kind", "result")
         self._figures_read = self._gauge(
             "figures_read_seconds", "When the gauges of the ledger were read last, in Unix seconds"
         )

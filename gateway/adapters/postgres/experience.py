@@ -37,8 +37,10 @@ from sqlalchemy.dialects import postgresql as pg
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres.database import transaction
+from gateway.adapters.postgres.evidence.sources import is_heard, what_counts_first
 from gateway.adapters.postgres.rows import question_vector
-from gateway.adapters.postgres.tables import MODEL_KINDS, experience, outcomes, rollouts, steps
+from gateway.adapters.postgres.tables import MODEL_KINDS, experience, outcomes, rollouts, sources, steps
+from gateway.core.loop.evidence.sources import prior_weight
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.loop.replies.credit import (
     CREDIT_VERSION,
@@ -106,11 +108,15 @@ def _wanted(format_: Any, tags: Any) -> ReplyKind | None:
 
 
 def judgements_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, Sequence[Evidence]]:
-    o = outcomes.c
-    query = select(o.rollout_id, o.value, o.created_at, o.source, o.step).where(o.rollout_id.in_(ids))
+    o, known = outcomes.c, sources.c
+    query = select(o.rollout_id, o.value, o.created_at, o.source, o.step, known.weight).where(o.rollout_id.in_(ids))
+    query = query.join(rollouts, rollouts.c.id == o.rollout_id)
+    query = query.outerjoin(sources, and_(known.org == rollouts.c.org, known.source == o.source))
     evidence_of: dict[str, list[Evidence]] = defaultdict(list)
-    for of, value, at, source, step in connection.execute(query.where(o.value.is_not(None))):
-        evidence_of[str(of)].append(Evidence(value, (at - _EPOCH) // _MICROSECOND, source, step))
+    for of, value, at, source, step, learnt in connection.execute(query.where(o.value.is_not(None))):
+        weight = prior_weight(source) if learnt is None else learnt
+        each = Evidence(value, (at - _EPOCH) // _MICROSECOND, source, step, weight=weight)
+        evidence_of[str(of)].append(each)
     return evidence_of
 
 
@@ -118,7 +124,14 @@ def _store(connection: Connection, rollout_id: str, credit_of: Mapping[int, Evid
     old = delete(experience).where(experience.c.rollout_id == rollout_id)
     connection.execute(old.where(experience.c.step.not_in(list(credit_of))))
     new = [
-        {"of_rollout": rollout_id, "of_step": index, "credit": each.value, "judged_at": _EPOCH + each.at * _MICROSECOND}
+        {
+            "of_rollout": rollout_id,
+            "of_step": index,
+            "credit": each.value,
+            "judged_at": _EPOCH + each.at * _MICROSECOND,
+            "judged_by": each.source,
+            "reliable": each.weight,
+        }
         for index, each in sorted(credit_of.items())
     ]
     if new:
@@ -135,21 +148,26 @@ def _credit_statement() -> Any:
         "worker": steps.c.worker,
         "worker_version": steps.c.worker_version,
         "pool_name": rollouts.c.pool_name,
+        "org": rollouts.c.org,
+        "key_id": rollouts.c.key_id,
         "task_type": rollouts.c.task_type,
         "embedding": rollouts.c.task_embedding,
         "embedder": rollouts.c.task_embedder,
+        "source": cast(bindparam("judged_by"), Text),
+        "weight": cast(bindparam("reliable"), REAL),
         "success": cast(bindparam("credit"), REAL),
         "cost_nano": steps.c.cost_nano,
         "latency_ms": cast(func.coalesce(latency_s * 1000, 0), Integer),
         "at": cast(bindparam("judged_at"), experience.c.at.type),
+        "changed_at": func.clock_timestamp(),
     }
     rows = select(*source.values()).select_from(steps.join(rollouts, rollouts.c.id == steps.c.rollout_id))
     rows = rows.where(steps.c.rollout_id == bindparam("of_rollout"), steps.c.step == bindparam("of_step"))
     rows = rows.where(steps.c.status == "done", or_(*(steps.c.kind == kind for kind in MODEL_KINDS)))
     new = pg.insert(experience).from_select(list(source), rows)
+    judged = ("success", "at", "source", "weight", "changed_at")
     return new.on_conflict_do_update(
-        index_elements=list(experience.primary_key.columns),
-        set_={"success": new.excluded.success, "at": new.excluded.at},
+        index_elements=list(experience.primary_key.columns), set_={name: new.excluded[name] for name in judged}
     )
 
 
@@ -172,7 +190,8 @@ class PostgresJudgements:
         )
         e = experience.c
         each = select(e.worker, e.worker_version, e.task_type, e.success, e.at)
-        each = each.where(e.worker == given.c.name, e.at > given.c.after).order_by(e.at).limit(limit)
+        each = each.where(e.worker == given.c.name, e.at > given.c.after, is_heard(e.source))
+        each = each.order_by(e.at).limit(limit)
         lateral = each.lateral()
         async with transaction(self._engine) as connection:
             rows = await connection.execute(select(lateral).join_from(given, lateral, true()).order_by(lateral.c.at))
@@ -306,7 +325,8 @@ def version_figures(version: str, since: datetime, until: datetime | None, lates
     last = (
         select(outcomes.c.value)
         .where(outcomes.c.rollout_id == seen.c.id, outcomes.c.value.is_not(None), outcomes.c.step.is_(None))
-        .order_by(outcomes.c.created_at.desc())
+        .where(is_heard(outcomes.c.source))
+        .order_by(*what_counts_first(outcomes.c))
         .limit(1)
         .scalar_subquery()
     )

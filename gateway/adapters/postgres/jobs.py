@@ -32,6 +32,7 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin_tables import policy_job_lines as lines
 from gateway.adapters.postgres.admin_tables import policy_jobs as jobs
 from gateway.adapters.postgres.database import driver_url, transaction
+from gateway.adapters.postgres.evidence.sources import is_heard
 from gateway.adapters.postgres.inserts import insert_outcome
 from gateway.adapters.postgres.rows import clean
 from gateway.adapters.postgres.tables import gradings, outcomes, rollouts
@@ -204,6 +205,7 @@ class JobStore:
         async with self._begin() as connection:
             since = await connection.scalar(latest)
             judged = select(literal(1)).where(outcomes.c.value.is_not(None), outcomes.c.step.is_(None))
+            judged = judged.where(is_heard(outcomes.c.source))
             if since is not None:
                 judged = judged.where(outcomes.c.created_at > since)
             some = judged.limit(OUTCOMES_COUNTED_MAX).subquery()

@@ -261,6 +261,19 @@ experience = Table(
     Index(None, "org", "changed_at"),
 )
 
+sources = Table(
+    "sources",
+    metadata,
+    Column("org", Text, primary_key=True),
+    Column("source", Text, primary_key=True),
+    required("right_accepted", Double),
+    required("right_rejected", Double),
+    required("wrong_accepted", Double),
+    required("wrong_rejected", Double),
+    required("weight", REAL),
+    timestamp("measured_at", nullable=False),
+)
+
 dead_letters = Table(
     "dead_letters",
     metadata,

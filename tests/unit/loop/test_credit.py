@@ -113,6 +113,24 @@ def test_of_equal_evidence_the_latest_counts_and_a_verifier_last() -> None:
     assert values(CHAIN, Evidence(0.0, 5, distance=1), Evidence(1.0, 2)) == {0: 1.0, 1: 1.0}
 
 
+def test_a_person_counts_before_a_client_a_judge_and_a_signal_whatever_came_last() -> None:
+    said = [
+        Evidence(1.0, 1, "person"),
+        Evidence(0.0, 2, "client"),
+        Evidence(0.0, 3, "judge:wise", weight=0.9),
+        Evidence(0.0, 4, "signal:repeat", weight=0.9),
+    ]
+    for count in range(len(said)):
+        best = credited(CHAIN, said[count:])[1]
+        assert (best.source, best.value) == (said[count].source, said[count].value)
+
+
+def test_a_judge_that_weighs_nothing_silences_no_signal_and_no_client() -> None:
+    worthless = Evidence(1.0, 9, "judge:yes", weight=0.01)
+    assert credited(CHAIN, [worthless, Evidence(0.0, 1, "signal:edit", weight=0.3)])[1].source == "signal:edit"
+    assert credited(CHAIN, [worthless, Evidence(0.0, 1, "client", weight=0.0)])[1].source == "client"
+
+
 ESSAY_STEPS = [tried(index, text) for index, text in enumerate(ESSAYS)]
 
 
