@@ -15,7 +15,7 @@ from gateway.core.access.keys import Principal
 from gateway.core.log.redact import Redactor
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.experience.likeness import HASHED, RuleWeights
+from gateway.core.loop.experience.likeness import HASHED
 from gateway.core.loop.prompt import Profile
 from gateway.core.loop.replies.errors import NO_ERRORS, CheckerErrors
 from gateway.core.loop.turns.replanning import Replanning
@@ -181,12 +181,12 @@ class Kit:
         budget = RetryBudget(start_retries=100)
         self.tokens = tokens
         calls = Calls(self.workers, budget, clock, tokens, toolboxes, attempts_max=attempts_max, wait_initial_s=0.001)
-        rule = RulePlanner(RuleWeights())
+        rule = RulePlanner()
         planning = ConductorSettings(profile, PRICE, timeout_s, patience=patience)
         learned = ConductorPlanner(conductor or self.conductor, planning)
         planners = {"baton": (learned, rule), "baton/conductor": (learned, rule), "baton/rule": (rule, rule)}
         self.catalog = Catalog(pools or pool_file(), planners)  # type: ignore[arg-type]
-        self.shortlist = Shortlist(self.embedder, self.store, clock, RuleWeights(), 20, most=12, explored=2)
+        self.shortlist = Shortlist(self.embedder, self.store, clock, 20, most=12, explored=2)
         self.completer = Completer(
             catalog=self.catalog,
             rounds=Rounds(calls, errors, summaries),

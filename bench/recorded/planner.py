@@ -31,7 +31,6 @@ from tokenizers import Tokenizer
 
 from gateway.adapters.upstream.conductor import Structured
 from gateway.core.log.rollout import RoundRecord
-from gateway.core.loop.experience.likeness import RuleWeights
 from gateway.core.loop.prompt import Profile
 from gateway.core.loop.replies.errors import wilson
 from gateway.core.money.amounts import Usage
@@ -115,7 +114,7 @@ async def planner_of(options: argparse.Namespace, profile: Profile) -> AsyncIter
 async def episodes_of(options: argparse.Namespace, profile: Profile) -> list[Episode]:
     """Every question, planned under that prompt; fewer where the dollars of the cap are spent."""
     recordings = load(options.data, tuple(filter(None, options.workers.split(","))))
-    executor = Executor(caps_above(recordings), rounds=options.rounds, fallback=RulePlanner(RuleWeights()))
+    executor = Executor(caps_above(recordings), rounds=options.rounds, fallback=RulePlanner())
     environment = ReplayEnvironment(recordings, read_prices(options.prices), executor=executor)
     prompts = environment.prompts("validation", options.n, options.seed)
     slots = asyncio.Semaphore(options.calls)

@@ -87,9 +87,20 @@ class PlanningSettings(BaseModel):
     conductor_trial_share: Share = Field(
         0.1, description="Share of requests that `auto` gives to the other of the two; never with `train: false`"
     )
-    rule_w_success: float = Field(1.0, ge=0, le=1000, description="Rule: weight of the observed success rate")
-    rule_w_latency: float = Field(0.05, ge=0, le=1000, description="Rule: weight of 1 / seconds")
-    rule_w_cost: float = Field(20.0, ge=0, le=100_000, description="Rule: weight of the dollars of one call")
+    right_usd: float | None = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="Dollars that a right answer is worth, unless the key says; unset: ten calls of the dearest model "
+        "of the pool",
+    )
+    right_seconds: float | None = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="Seconds that a right answer is worth, unless the key says; unset: 60, and a tenth of a right "
+        "answer at most",
+    )
     candidates_max: int = Field(
         12, ge=2, le=1000, description="Workers and tools that one plan is made over; of a larger pool the likeliest"
     )

@@ -39,7 +39,7 @@ from gateway.service.loop.conducting import (
     ConductorSettings,
     Patience,
 )
-from gateway.service.loop.routers import AutoPlanner, CascadeRouter, Earnings, RulePlanner, VoteRouter
+from gateway.service.loop.routers import AutoPlanner, CascadeRouter, Earnings, RulePlanner, VoteRouter, listed_worth
 from gateway.service.loop.state import Planner
 from gateway.service.policies.admin import PolicyAdmin
 from gateway.service.policies.attendance import Attendance
@@ -50,7 +50,7 @@ from gateway.service.ports.money import Budgets
 from gateway.service.ports.policies import PolicyEngine
 from gateway.service.ports.request import Conductor, Journal
 from gateway.wiring.base import Base
-from gateway.wiring.requests import PoolParts, rule_weights_of
+from gateway.wiring.requests import PoolParts
 
 log = logging.getLogger("gateway")
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
@@ -257,11 +257,12 @@ def _watch_limits(settings: Settings) -> WatchLimits:
 # ---------------------------------------------------------------- planners
 
 
-def earnings_of(base: Base) -> Earnings:
-    """What `auto` knows of rule and conductor."""
-    settings = base.settings
-    reports, weights = PostgresReports(base.connections.background), (settings.rule_w_success, settings.rule_w_cost)
-    rewards = partial(reports.planner_rewards, *weights)
+def earnings_of(base: Base, pool: PoolParts) -> Earnings:
+    """What `auto` knows of rule and conductor. Their rewards are compared by what a right answer is worth in the pools
+    that the gateway starts with."""
+    settings, pools = base.settings, pool.first.pools
+    worth = {name: settings.right_usd or listed_worth(pools.pool(name)).usd for name in pools.pools}
+    rewards = partial(PostgresReports(base.connections.background).planner_rewards, worth)
     return Earnings(rewards, Bar(settings.conductor_outcomes_min))
 
 
@@ -271,7 +272,7 @@ def planners_of(
     """Map each model name to its planner and the planner that replaces it when it fails. `learned`: None where there is
     no conductor. `trained`: the pools that it was trained for."""
     settings = base.settings
-    rule = RulePlanner(rule_weights_of(base))
+    rule = RulePlanner()
     default: Planner | AutoPlanner = rule
     if learned is not None and settings.default_policy != "rule":
         earns = settings.default_policy == "auto" and settings.conductor_outcomes_min > 0 and settings.pool is not None

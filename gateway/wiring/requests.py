@@ -25,9 +25,9 @@ from gateway.api.public.messages import MessagesApi
 from gateway.api.public.responses import ResponsesApi
 from gateway.config.planning import MINILM
 from gateway.config.serving import listed
-from gateway.config.settings import environment
+from gateway.config.settings import Settings, environment
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.experience.likeness import Embedding, RuleWeights
+from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.loop.replies.errors import CheckerErrors
 from gateway.core.loop.turns.replanning import DISTANCE_MAX, Replanning
 from gateway.core.pool.workers import Price
@@ -151,10 +151,17 @@ def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
         attempts_max=settings.retry_attempts_max,
         explore_share=settings.explore_share,
         trial_share=settings.conductor_trial_share,
+        worth=worth_of(settings),
         experience_k=settings.experience_neighbours,
         experience_timeout_s=settings.experience_timeout_s,
         traced=bool(settings.otel_url),
     )
+
+
+def worth_of(settings: Settings) -> Mapping[str, float]:
+    """What a right answer is worth, as far as the settings say."""
+    said = {"usd": settings.right_usd, "seconds": settings.right_seconds}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def embedder_of(base: Base, embedding: Embedding | None) -> LocalEmbedder | HttpEmbedder:
@@ -167,12 +174,6 @@ def embedder_of(base: Base, embedding: Embedding | None) -> LocalEmbedder | Http
     return base.closing(HttpEmbedder(url, model, key, timeout_s=timeout_s))
 
 
-def rule_weights_of(base: Base) -> RuleWeights:
-    """What the rule weighs, as the settings say."""
-    settings = base.settings
-    return RuleWeights(settings.rule_w_success, settings.rule_w_latency, settings.rule_w_cost)
-
-
 def shortlist_of(base: Base, embedder: Embedder) -> Shortlist:
     """Chooses the candidates of a large pool."""
     settings = base.settings
@@ -180,7 +181,6 @@ def shortlist_of(base: Base, embedder: Embedder) -> Shortlist:
         embedder,
         base.store,
         base.clock,
-        rule_weights_of(base),
         settings.experience_neighbours,
         most=settings.candidates_max,
         explored=settings.candidates_drawn,
@@ -214,7 +214,6 @@ def sticky_of(base: Base) -> Sticky:
         settings.replan_distance or measured,
         settings.replan_turns_left,
         settings.replan_gain,
-        weights=rule_weights_of(base),
     )
     return Sticky(base.closing(conversations), base.metrics, base.secret(b"sticky"), *times, rules)
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 import policy
-from gateway.core.loop.experience.likeness import RuleWeights, content_text
+from gateway.core.loop.experience.likeness import content_text
 from gateway.core.loop.plan import Plan, validate
 from gateway.errors import ConfigError
 from gateway.service.loop.routers import CascadeRouter, CheckedRouter, RulePlanner, VoteRouter
@@ -41,7 +41,7 @@ TUNED: Mapping[str, Callable[[Sequence[tuning.Observation], float], Planner]] = 
     "knn-words": tuning.knn_words,
     "ranks": RankPlanner,
 }
-RULE = RulePlanner(RuleWeights())
+RULE = RulePlanner()
 ROUTERS: Mapping[str, Callable[[int], Planner]] = {
     "random": random_worker,
     "random-plan": random_plan,

@@ -421,7 +421,7 @@ async def test_rewards_of_rule_and_conductor_by_task_type(reports: PostgresRepor
             outcome = an_outcome(record.id, judged, created_at=at)
             async with pg_engine.begin() as connection:
                 await connection.run_sync(insert_outcome, outcome)
-    found = {(one.task_type, one.planner): one for one in await reports.planner_rewards(1.0, 20.0)}
+    found = {(one.task_type, one.planner): one for one in await reports.planner_rewards({"default": 0.05})}
     assert set(found) == {("arithmetic", "conductor"), (None, "rule")}
     conductor = found["arithmetic", "conductor"]
     assert (conductor.pool, conductor.n) == ("default", 2)

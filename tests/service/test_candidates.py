@@ -12,7 +12,7 @@ import pytest
 
 from gateway.adapters.upstream.embedder import LocalEmbedder
 from gateway.core.loop.experience.belief import WorkerExperience
-from gateway.core.loop.experience.likeness import EMBEDDING_DIM, HASHED, RuleWeights
+from gateway.core.loop.experience.likeness import EMBEDDING_DIM, HASHED
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash
 from gateway.errors import Unavailable
 from gateway.service.loop.candidates import Shortlist
@@ -61,7 +61,7 @@ def shortlist(store: Any = None, embedder: Any = None, **sizes: int) -> Shortlis
     sizes = {"most": 12, "explored": 2} | sizes
     chosen = embedder or LocalEmbedder(HASHED)
     records: Any = store or Records()
-    return Shortlist(chosen, records, TestClock(), RuleWeights(), 20, **sizes)
+    return Shortlist(chosen, records, TestClock(), 20, **sizes)
 
 
 async def names(

@@ -11,7 +11,6 @@ import pytest
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
 from gateway.config import settings as config
-from gateway.core.loop.experience.likeness import RuleWeights
 from gateway.core.money.amounts import Usage
 from gateway.core.policies.earning import Bar, Rewards
 from gateway.errors import ConductorError, Unavailable, UpstreamError, UpstreamTimeout
@@ -83,7 +82,7 @@ def rewards(planner: str, n: int, right: int, task_type: str | None = None) -> R
 
 def auto(kit: Kit, earnings: Container[Kind], trained: Container[str] = ()) -> tuple[AutoPlanner, Planner, Planner]:
     """`baton` of that kit; the rule and the conductor under it."""
-    rule = RulePlanner(RuleWeights())
+    rule = RulePlanner()
     learned = ConductorPlanner(kit.conductor, ConductorSettings("full", PRICE, 5.0))
     planner = AutoPlanner(rule, learned, earnings, trained)
     kit.catalog._planners["baton"] = (planner, rule)

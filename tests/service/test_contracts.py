@@ -12,7 +12,6 @@ import pytest
 
 from gateway.core.log.rollout import as_payload
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.experience.likeness import RuleWeights
 from gateway.core.loop.plan import limits_from_json, plan_schema, schema_hash
 from gateway.core.loop.prompt import Profile, prompt_hash, render, schema_of
 from gateway.core.loop.replies.errors import CheckerErrors, Share, errors_from_counts
@@ -348,7 +347,7 @@ async def test_trained_weights_are_shown_the_prompt_that_they_know_and_no_other(
     for pick in (None, Pick("conductor@7", profile)):
         kit = a_kit([a_plan(a_step("atlas"))], {}, [PYTHON])
         settings = ConductorSettings(profile if pick is None else "full", PRICE, 5.0, trained=pick is None)
-        kit.catalog._planners["baton"] = (ConductorPlanner(kit.conductor, settings), RulePlanner(RuleWeights()))
+        kit.catalog._planners["baton"] = (ConductorPlanner(kit.conductor, settings), RulePlanner())
         kit.completer._admission._pick = partial(lambda pick, _: pick, pick)
         planned = (await kit.serve()).record.rounds[0]
         assert planned.allowed is not None

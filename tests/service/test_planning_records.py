@@ -7,7 +7,6 @@ import pytest
 from gateway.adapters.postgres import rows
 from gateway.core.log.rollout import as_payload
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.experience.likeness import RuleWeights
 from gateway.core.loop.plan import PlanLimits, limits_from_json, plan_schema, schema_hash
 from gateway.core.loop.prompt import Profile
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
@@ -74,7 +73,7 @@ async def test_a_round_keeps_the_dial_that_its_prompt_showed(
 ) -> None:
     kit = Kit()
     planner = ConductorPlanner(kit.conductor, ConductorSettings(profile, PRICE, 5.0, quality=default))
-    kit.catalog._planners["baton"] = (planner, RulePlanner(RuleWeights()))
+    kit.catalog._planners["baton"] = (planner, RulePlanner())
     planned = (await kit.serve(quality=asked)).record.rounds[0]
     assert planned.quality == logged
     assert (f"quality {logged}" in planned.messages[-1]["content"]) == (profile == "dial" and logged is not None)

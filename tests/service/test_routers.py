@@ -11,7 +11,6 @@ import pytest
 
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.experience.belief import WorkerExperience
-from gateway.core.loop.experience.likeness import RuleWeights
 from gateway.core.loop.replies.agreement import majority
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import Price, WorkerSpec
@@ -22,7 +21,7 @@ from gateway.service.request.running import reply_headers
 from tests.fakes.workers import Says
 from tests.kit import KEY, Kit, ask, model_worker, pool_file
 
-RULE = RulePlanner(RuleWeights())
+RULE = RulePlanner()
 
 
 def counted(call: WorkerCall) -> Says:

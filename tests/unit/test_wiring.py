@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -13,12 +14,15 @@ from gateway.adapters.engines.reload import ReloadConductor, VllmReload
 from gateway.adapters.engines.vllm import Replicas
 from gateway.config import settings as config
 from gateway.config.settings import Services, Settings
+from gateway.core.policies.earning import Bar
 from gateway.errors import ConfigError
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.loop.routers import Earnings
 from gateway.wiring.base import base_of
-from gateway.wiring.conductor import FREE, earnings_of, engine_of, planners_of
+from gateway.wiring.conductor import FREE, engine_of, planners_of
 from tests.fakes.conductor import ScriptedConductor
 
+NOTHING_EARNED = Earnings(AsyncMock(return_value=()), Bar(30))
 URL = {
     "conductor": "http://127.0.0.1:1/v1#base",
     "conductor_input_usd_per_mtok": 0,
@@ -88,7 +92,7 @@ async def test_weights_in_place_need_their_base_and_one_engine(more: dict[str, A
 async def test_without_a_conductor_routers_alone_plan() -> None:
     async with AsyncExitStack() as opened:
         base = base_of(config.load(pool=Path("pool.yaml")), services(), opened)
-        planners = planners_of(base, None, (), earnings_of(base))
+        planners = planners_of(base, None, (), NOTHING_EARNED)
         assert planners["baton"][0] is planners["baton/rule"][0]
         assert "baton/conductor" not in planners
 
@@ -107,4 +111,4 @@ async def test_the_planner_of_baton_by_setting(given: dict[str, Any], planner: s
     async with AsyncExitStack() as opened:
         base = base_of(config.load(**given), services(), opened)
         learned = ConductorPlanner(ScriptedConductor(()), ConductorSettings("full", FREE, 1.0))
-        assert planners_of(base, learned, (), earnings_of(base))["baton"][0].name == planner
+        assert planners_of(base, learned, (), NOTHING_EARNED)["baton"][0].name == planner

@@ -102,11 +102,11 @@ WHERE EXISTS (SELECT FROM outcomes WHERE key_id = name AND value >= :won)
 
 -- name: planner_rewards
 -- Rewards of the latest `recent` judged requests to `baton`, by pool, task type and the planner of the first plan. The
--- latest judgement of a request counts. The index on the rollout's id gives the newest requests first.
+-- latest judgement of a request counts. Dollars in a pool without a worth count for nothing. The index on the rollout's id gives the newest requests first.
 SELECT pool_name, task_type, planner, count(*), sum(reward), sum(reward * reward)
 FROM (
   SELECT r.pool_name, r.task_type, p.planner,
-    CAST(:success AS double precision) * j.value - CAST(:cost AS double precision) * r.cost_nano / 1e9 AS reward
+    j.value - coalesce(r.cost_nano / 1e9 / CAST(CAST(:right_usd AS jsonb) ->> r.pool_name AS double precision), 0) AS reward
   FROM (
     SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes
     WHERE value IS NOT NULL AND step IS NULL AND NOT starts_with(source, 'signal:')

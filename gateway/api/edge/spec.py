@@ -60,6 +60,7 @@ RIGHTS = {
     "caps": {"type": "object"},
     "log_mode": {"enum": ["full", "redacted", "metadata"]},
     "train": {"type": "boolean"},
+    "worth": {"type": ["object", "null"]},
 }
 MESSAGE = _object("role", role={"enum": ["system", "developer", "user", "assistant", "tool"]}, content=TEXT)
 CHAT = _object(

@@ -62,6 +62,13 @@ def _add_rights(parser: argparse.ArgumentParser) -> None:
         "--workers", type=_names, default=ABSENT, metavar="A,B", help="workers it may use; none: all of them"
     )
     parser.add_argument("--caps", type=_object, default=ABSENT, metavar="JSON", help='lower caps, e.g. {"rounds": 1}')
+    parser.add_argument(
+        "--worth",
+        type=_object,
+        default=ABSENT,
+        metavar="JSON",
+        help='what a right answer is worth, e.g. {"usd": 0.05, "seconds": 60}',
+    )
     parser.add_argument("--log-mode", choices=("full", "redacted", "metadata"), default=ABSENT)
     parser.add_argument(
         "--no-train", dest="train", action="store_false", default=ABSENT, help="no training export holds its traffic"

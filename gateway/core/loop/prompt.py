@@ -26,7 +26,7 @@ from functools import cache, lru_cache
 from typing import Any, Literal, get_args
 
 from gateway.core.loop.contract import PlanLimits
-from gateway.core.loop.experience.likeness import RuleWeights, smoothed_success
+from gateway.core.loop.experience.likeness import smoothed_success
 from gateway.core.loop.guided import CHECKS, CONTEXT, INSTRUCTIONS, TOOLS, guided
 from gateway.core.loop.plan import plan_schema, schema_hash
 from gateway.core.loop.replies.errors import CheckerErrors, Share
@@ -279,7 +279,7 @@ def worth_alone(quality: int | None, success_mean: float, n: int, cost_nano: flo
     of the dial, which has no cap here: of two workers that are both too dear the cheaper is worth more. Without
     experience it counts as two right of three."""
     weight = USD_WEIGHT if quality is None else DIAL[min(quality, QUALITY_MAX)]
-    return smoothed_success(RuleWeights(), success_mean, n) - weight * cost_nano / NANO_PER_USD
+    return smoothed_success(success_mean, n) - weight * cost_nano / NANO_PER_USD
 
 
 # ---------------------------------------------------------------- full

@@ -21,12 +21,13 @@ from gateway.service.ports.request import Clock
 LOG_MODES = ("full", "redacted", "metadata")
 GRACE_S_MAX = 90 * 86_400
 GRACE_S = 86_400
-CHANGEABLE = frozenset({"name", "role", "pools", "workers", "caps", "log_mode", "train", *limits.FIELDS})
+CHANGEABLE = frozenset({"name", "role", "pools", "workers", "caps", "log_mode", "train", "worth", *limits.FIELDS})
 CREATABLE = CHANGEABLE | {"key_class", "org"}
 UNLIMITED: Mapping[str, Any] = {
     **{"pools": (), "workers": (), "caps": {}, "log_mode": "full", "train": True},
     **{"budget_nano": None, "rpm": None, "tpm": None, "concurrency": None},
 }
+WORTH_MAX = 1e9
 ITSELF = Act("baton")  # acts of the gateway itself
 
 T = TypeVar("T", bound=str)
@@ -139,6 +140,8 @@ class KeyAdmin:
             if type(fields["train"]) is not bool:
                 raise _bad("train", "give true or false")
             values["train"] = fields["train"]
+        if "worth" in fields:
+            values["worth"] = _worth(fields["worth"])
         return values
 
     def _known_pools(self, value: Any) -> list[str]:
@@ -173,6 +176,7 @@ def describe(row: KeyRow) -> dict[str, Any]:
         "caps": dict(row.caps),
         "log_mode": row.log_mode,
         "train": row.train,
+        "worth": row.worth,
         **{name: None if at is None else at.isoformat() for name, at in times.items()},
     }
 
@@ -180,6 +184,16 @@ def describe(row: KeyRow) -> dict[str, Any]:
 def _check_right(act: Act, key_class: str) -> None:
     if not keys.may_manage(act.role, key_class):
         raise Forbidden(f"keys of role `{act.role}` may not manage keys of class `{key_class}`", code="role_forbids")
+
+
+def _worth(value: Any) -> dict[str, float] | None:
+    """What a right answer is worth: {usd, seconds}, each optional and above 0; None: as pool and settings say."""
+    if value is None:
+        return None
+    known = isinstance(value, Mapping) and value and value.keys() <= {"usd", "seconds"}
+    if not known or not all(type(one) in (int, float) and 0 < one <= WORTH_MAX for one in value.values()):
+        raise _bad("worth", 'give what a right answer is worth, such as {"usd": 0.05, "seconds": 60}')
+    return {name: float(one) for name, one in value.items()}
 
 
 def _role(key_class: str, role: Any) -> Role | None:

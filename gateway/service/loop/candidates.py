@@ -15,13 +15,13 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.core.loop.experience.bandit import Arm, utility
 from gateway.core.loop.experience.belief import WorkerExperience
-from gateway.core.loop.experience.likeness import RuleWeights, rule_utility, smoothed_success
 from gateway.core.money.amounts import cost_nano
 from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD, WorkerSpec
 from gateway.errors import BatonError
 from gateway.service.loop.bodies import price_of
-from gateway.service.loop.routers import LATENCY_GUESS_S, USAGE_GUESS
+from gateway.service.loop.routers import LATENCY_GUESS_S, USAGE_GUESS, listed_worth
 from gateway.service.ports.request import Clock, Embedder, Store
 
 RECORDS_FRESH_S = 60.0  # what workers did is read once in this time for each kind of task
@@ -73,11 +73,9 @@ class _Board:
 class Shortlist:
     """Chooses candidates. `most`: workers of a plan; `explored`: how many of these are drawn at random."""
 
-    def __init__(
-        self, embedder: Embedder, store: Store, clock: Clock, weights: RuleWeights, k: int, *, most: int, explored: int
-    ) -> None:
+    def __init__(self, embedder: Embedder, store: Store, clock: Clock, k: int, *, most: int, explored: int) -> None:
         """`k`: judged steps of a worker that its record is a mean of."""
-        self._embedder, self._store, self._clock, self._weights, self._k = embedder, store, clock, weights, k
+        self._embedder, self._store, self._clock, self._k = embedder, store, clock, k
         self._most, self._explored = most, min(explored, most - 1)
         self._boards: dict[Identities, _Board] = {}
         self._latest: dict[int, tuple[Sequence[WorkerSpec], _Board]] = {}  # by the id of the workers as one object
@@ -179,14 +177,9 @@ class Shortlist:
         return board.unread
 
     def _utilities(self, board: _Board, past: Mapping[str, WorkerExperience]) -> Vector:
-        return np.array([self._utility(spec, past.get(spec.name)) for spec in board.others], np.float32)
-
-    def _utility(self, spec: WorkerSpec, past: WorkerExperience | None) -> float:
-        """As the rule reckons it (service/loop/routers.py)."""
-        success = smoothed_success(self._weights, past.success_mean if past else 0.0, past.n if past else 0)
-        latency_s = past.latency_ms_mean / 1000 if past else spec.latency_hint_s or LATENCY_GUESS_S
-        nano = past.cost_nano_mean if past else cost_nano(price_of(spec), USAGE_GUESS)
-        return rule_utility(self._weights, success, latency_s, nano / NANO_PER_USD)
+        """The utility of each worker as the rule reckons it, by the prices of the whole board."""
+        worth = listed_worth(board.others)
+        return np.array([utility(_arm(spec, past.get(spec.name)), worth) for spec in board.others], np.float32)
 
     async def _read(self, board: _Board, kind: str | None) -> None:
         versions = {spec.name: spec.version for spec in board.others if spec.kind in MODEL_KINDS}
@@ -210,6 +203,13 @@ class Shortlist:
             await work()
         except (TimeoutError, BatonError):
             return  # the next request begins it again
+
+
+def _arm(spec: WorkerSpec, past: WorkerExperience | None) -> Arm:
+    if past is None:
+        usd = cost_nano(price_of(spec), USAGE_GUESS) / NANO_PER_USD
+        return Arm(spec.name, spec.handle, usd, spec.latency_hint_s or LATENCY_GUESS_S)
+    return Arm(spec.name, spec.handle, past.cost_nano_mean / NANO_PER_USD, past.latency_ms_mean / 1000, past)
 
 
 def is_own(spec: WorkerSpec) -> bool:

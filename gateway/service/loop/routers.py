@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections.abc import Awaitable, Callable, Container, Sequence
+
+from numpy.random import Generator, default_rng
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
 from gateway.core.loop.contract import Verify
-from gateway.core.loop.experience.likeness import RuleWeights, rule_utility, smoothed_success
+from gateway.core.loop.experience.bandit import Arm, decide, mean_success, order
+from gateway.core.loop.experience.likeness import question_text
+from gateway.core.loop.experience.worth import Worth, by_prices, preferred
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.loop.shown import UNKNOWN_AGREEMENT
 from gateway.core.money.amounts import Usage, cost_nano
@@ -18,7 +23,7 @@ from gateway.core.policies.earning import Bar, Rewards, has_earned
 from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, NANO_PER_USD, VOTE_URL, WorkerSpec
 from gateway.errors import BatonError, PlanRefused
 from gateway.service.loop.bodies import price_of
-from gateway.service.loop.state import EarlyStart, Planner, Situation
+from gateway.service.loop.state import EarlyStart, Planner, Situation, Stakes
 
 LATENCY_GUESS_S = 2.0
 USAGE_GUESS = Usage(400, 300)  # a typical call, where there is no experience
@@ -110,47 +115,72 @@ class FixedPlanner:
 
 
 class RulePlanner:
-    """`rule`: one step on the model worker of the highest utility, w1·success + w2/latency − w3·cost.
-
-    Success, latency and cost come from the nearest past tasks with an outcome. A Beta prior gives workers with few
-    outcomes the benefit of the doubt, so each worker is tried until it disappoints. A request that explores credits
-    every worker with many more right answers, so that the least known worker is tried, unless it has failed.
-    """
+    """`rule`: one step on a model worker, drawn by the bandit of core/loop/experience/bandit.py from what past tasks
+    like this one say of success, latency and dollars. A request that explores tries the worker whose trial is worth
+    most. The round's record has the decision with its propensities."""
 
     name = "rule"
 
-    def __init__(self, weights: RuleWeights) -> None:
-        self._weights = weights
-
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """Raises PlanRefused where no model worker is left to try."""
-        hope = self._weights.hope if situation.explore else 0.0
-        return single(self.ranked(situation, hope)[0])
-
-    def ranked(self, situation: Situation, hope: float = 0.0) -> list[WorkerSpec]:
-        """The model workers by utility, best first; ties to the later name. Raises PlanRefused where none is left."""
+        """Raises PlanRefused if no model worker is left to try."""
         models = models_of(situation)
-        return sorted(models, key=lambda spec: (self.utility(spec, situation, hope), spec.name), reverse=True)
+        decision = decide(
+            arms_of(models, situation),
+            worth_in(situation),
+            seeded(situation),
+            explores=situation.explore,
+            explore_share=situation.stakes.explore_share,
+        )
+        record.decision = decision.as_json()
+        return single(models[decision.chosen])
 
-    def utility(self, spec: WorkerSpec, situation: Situation, hope: float = 0.0) -> float:
-        """The utility that the rule expects of this worker on this task, after `hope` credited right answers."""
-        past = situation.experience.get(spec.name)
-        latency_s = past.latency_ms_mean / 1000 if past else spec.latency_hint_s or LATENCY_GUESS_S
-        usd = _expected_nano(spec, situation) / NANO_PER_USD
-        return rule_utility(self._weights, self.success(spec, situation, hope), latency_s, usd)
-
-    def success(self, spec: WorkerSpec, situation: Situation, hope: float = 0.0) -> float:
-        """The expected probability, in [0, 1], that this worker is right on this task."""
-        past = situation.experience.get(spec.name)
-        return smoothed_success(self._weights, past.success_mean if past else 0.0, past.n if past else 0, hope)
+    def ranked(self, situation: Situation) -> list[WorkerSpec]:
+        """The model workers by expected utility, best first. Raises PlanRefused if none is left."""
+        models = models_of(situation)
+        return [models[at] for at in order(arms_of(models, situation), worth_in(situation))]
 
 
-def _expected_nano(spec: WorkerSpec, situation: Situation) -> int:
-    """The expected nano-dollars of a call of this worker, less what its prompt cache saves where it is warm. Raises
-    Unpriced."""
-    past, warm = situation.experience.get(spec.name), situation.warm
-    nano = past.cost_nano_mean if past else cost_nano(price_of(spec), USAGE_GUESS)
-    return nano - (warm.worth_nano if warm is not None and warm.worker == spec.name else 0)
+def arms_of(models: Sequence[WorkerSpec], situation: Situation) -> list[Arm]:
+    """The models as arms, each with what its call is expected to cost and take; a warm prompt cache saves dollars.
+    Raises Unpriced."""
+    past, warm = situation.experience, situation.warm
+    listed = {spec.name: cost_nano(price_of(spec), USAGE_GUESS) for spec in models}
+    seen = [past[spec.name] for spec in models if spec.name in past]
+    guessed = sum(listed[one.worker] for one in seen)
+    # Requests like this one may be longer or shorter than the guess, for each worker by about the same factor.
+    factor = sum(one.cost_nano_mean for one in seen) / guessed if guessed else 1.0
+    fastest_s = min((one.latency_ms_mean / 1000 for one in seen), default=LATENCY_GUESS_S)
+    arms = []
+    for spec in models:
+        one = past.get(spec.name)
+        nano = one.cost_nano_mean if one else factor * listed[spec.name]
+        nano -= warm.worth_nano if warm is not None and warm.worker == spec.name else 0
+        latency_s = one.latency_ms_mean / 1000 if one else spec.latency_hint_s or fastest_s
+        arms.append(Arm(spec.name, spec.handle, nano / NANO_PER_USD, latency_s, one))
+    return arms
+
+
+def worth_of(workers: Sequence[WorkerSpec], stakes: Stakes, quality: int | None) -> Worth:
+    """What a right answer of a request is worth: as key or settings say, else by the prices of the workers; both moved
+    by the request's dial. Raises Unpriced."""
+    return preferred(listed_worth(workers), stakes.preferences).at(quality)
+
+
+def worth_in(situation: Situation) -> Worth:
+    """`worth_of` a situation."""
+    return worth_of(situation.workers, situation.stakes, situation.quality)
+
+
+def listed_worth(workers: Sequence[WorkerSpec]) -> Worth:
+    """What a right answer is worth by the listed prices of the models among these workers. Raises Unpriced."""
+    models = [spec for spec in workers if spec.kind in MODEL_KINDS]
+    return by_prices(cost_nano(price_of(spec), USAGE_GUESS) / NANO_PER_USD for spec in models)
+
+
+def seeded(situation: Situation) -> Generator:
+    """The source of a round's draws, the same for the same round of the same request."""
+    seed = situation.rollout_id or question_text(situation.conversation)
+    return default_rng([zlib.crc32(seed.encode("utf-8", "surrogatepass")), situation.round])
 
 
 class VoteRouter:
@@ -230,10 +260,9 @@ class CascadeRouter:
         first = self._rule.ranked(situation)[1::-1]  # the best is last, because agreement ships the last reply
         asked = {reply.handle for reply in situation.replies} or {spec.handle for spec in first}
         rest = [spec for spec in models_of(situation) if spec.handle not in asked]
-        return cascade_plan(situation, first, max(rest, key=lambda spec: self._worth(spec, situation), default=None))
-
-    def _worth(self, spec: WorkerSpec, situation: Situation) -> tuple[float, int, str]:
-        return self._rule.success(spec, situation), _expected_nano(spec, situation), spec.name
+        arms = arms_of(rest, situation)
+        then = max(arms, key=lambda arm: (mean_success(arm.past), arm.usd, arm.worker), default=None)
+        return cascade_plan(situation, first, None if then is None else rest[arms.index(then)])
 
 
 # ---------------------------------------------------------------- auto

@@ -147,6 +147,16 @@ class StepRun:
     wanted_tokens: int = 0  # the output that was asked for, before anything lowered it
 
 
+@dataclass(frozen=True, slots=True)
+class Stakes:
+    """What the bandit decides by, beside experience. `explore_share`: of all requests like this one, the share that
+    explores. `preferences`: what a right answer is worth, as (who says so, {usd, seconds}), the most special first."""
+
+    explore_share: float = 0.0
+    preferences: Sequence[tuple[str, Mapping[str, Any] | None]] = ()
+
+
+NO_STAKES = Stakes()
 BeforeSpending = Callable[[int], Awaitable[None]]
 
 
@@ -170,6 +180,7 @@ class Situation:
     timeout_s: float
     explore: bool  # decode at temperature 1, so that the log has alternatives to learn from
     avoid: frozenset[str] = frozenset()  # handles that failed in this loop
+    stakes: Stakes = NO_STAKES
     # awaited, with its bound in nano-dollars, before a planning call
     before_spending: BeforeSpending = nothing_to_write
     task_type: str | None = None  # the client's own name for the kind of task
@@ -235,6 +246,7 @@ class Loop:
     caps: Caps
     rounds: int
     explore: bool = False
+    stakes: Stakes = NO_STAKES
     quality: int | None = None
     version: Pick | None = None
     needs: frozenset[str] = frozenset()  # what the request asks of a worker, as in a pool file's `cannot`

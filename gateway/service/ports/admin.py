@@ -67,6 +67,9 @@ class KeyRow:
     previous_pepper_version: int | None = None
     previous_until: datetime | None = None
     role: str | None = None  # of an admin key: "admin" | "operator" | "auditor"; None: "admin"
+    judges: bool = True  # whether its outcomes are taken
+    signals: bool = True  # whether its requests are judged by what its clients do next
+    worth: Mapping[str, Any] | None = None  # of a right answer: usd, seconds; None: as pool and settings say
     organisation: OrgRow | None = None  # None: it was never created, and has no limits
 
 

@@ -38,7 +38,7 @@ from gateway.service.loop.routers import (
     RulePlanner,
     VoteRouter,
 )
-from gateway.service.loop.state import HoldRecord, Loop, Tree, no_listener
+from gateway.service.loop.state import HoldRecord, Loop, Stakes, Tree, no_listener
 from gateway.service.loop.summaries import summary_bound_nano
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.request import Clock, Embedder, Journal
@@ -80,7 +80,13 @@ class Policies:
     rounds_if_cheap: int = 1  # plans of a request that does not stream, where a plan costs little beside the workers
     examples_max: int = 0  # plans of the same key that the prompt shows
     traced: bool = False  # whether requests have a `traceparent`
+    worth: Mapping[str, Any] = field(default_factory=dict)  # of a right answer, where no key says: usd, seconds
     trial_share: float = 0.0  # of requests under `auto`, for the planner that is not in charge
+
+    def stakes(self, principal: Principal, record: RolloutRecord) -> Stakes:
+        """What the bandit decides a request by."""
+        share = self.explore_share if record.train else 0.0
+        return Stakes(share, (("key", principal.worth), ("settings", self.worth)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +354,7 @@ class Admission:
             caps=caps,
             rounds=min(caps.rounds, rounds),
             explore=explore,
+            stakes=self._policies.stakes(context.principal, record),
             quality=context.quality,
             version=version,
             sticky=context.sticky,

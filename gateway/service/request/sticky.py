@@ -16,6 +16,7 @@ from typing import Any
 
 from gateway.core.log.rollout import RolloutRecord, RoundRecord
 from gateway.core.loop.caps import Meter
+from gateway.core.loop.experience.bandit import mean_success
 from gateway.core.loop.experience.likeness import content_text, question_text
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.loop.turns.marks import Marker
@@ -37,6 +38,7 @@ from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError, DeadlineExceeded, UpstreamError
 from gateway.service.loop.bodies import price_of
 from gateway.service.loop.rounds import BYTES_PER_TOKEN
+from gateway.service.loop.routers import worth_of
 from gateway.service.loop.state import EarlyStart, LastAnswer, Loop, Situation, StepRun, Warm
 from gateway.service.ports.request import RequestMetrics
 from gateway.service.ports.turns import Conversations, TurnMarks
@@ -147,7 +149,8 @@ class Sticky:
                 return {"why": "intent", "distance": round(far, 3)}
         if "better" in triggers:
             await look_up()
-            if better := better_worker(_expected(loop), spec.name, worth, rules):
+            right = worth_of(loop.workers, loop.stakes, loop.quality)
+            if better := better_worker(_expected(loop), spec.name, worth, rules, right):
                 return {"why": "better", "better": better}
         return None
 
@@ -240,7 +243,7 @@ def _expected(loop: Loop) -> dict[str, Expected]:
     """What experience expects of the loop's model workers."""
     models = {spec.name for spec in loop.workers if spec.kind in MODEL_KINDS}
     return {
-        name: Expected(past.n, past.success_mean, past.cost_nano_mean, past.latency_ms_mean / 1000)
+        name: Expected(past.n, mean_success(past), past.cost_nano_mean, past.latency_ms_mean / 1000)
         for name, past in loop.experience.items()
         if name in models
     }

@@ -16,17 +16,13 @@ from gateway.core.loop.experience.likeness import (
     EMBEDDING_DIM,
     NEAR,
     NEAREST,
-    RuleWeights,
     content_text,
     embed,
     project,
     question_text,
-    rule_utility,
     smoothed_success,
 )
 from tests.models.experience import freshness, likeness, nearness
-
-WEIGHTS = RuleWeights()
 
 
 def near(a: str, b: str) -> float:
@@ -149,30 +145,13 @@ def test_parts_are_joined_and_media_named() -> None:
 
 
 def test_an_unseen_worker_counts_as_two_right_of_three() -> None:
-    assert smoothed_success(WEIGHTS, 0.0, 0) == pytest.approx(2 / 3)
-    assert smoothed_success(WEIGHTS, 1.0, 7) == pytest.approx(9 / 10)
-    assert smoothed_success(WEIGHTS, 0.0, 97) == pytest.approx(2 / 100)
-
-
-def test_hope_tries_the_unknown_and_gives_up_on_what_fails() -> None:
-    def hoped(mean: float, n: int) -> float:
-        return smoothed_success(WEIGHTS, mean, n, WEIGHTS.hope)
-
-    known = hoped(0.9, 29)
-    assert hoped(0.0, 0) > known
-    assert hoped(0.0, 3) < known
-    assert hoped(1.0, 3) > known
+    assert smoothed_success(0.0, 0) == pytest.approx(2 / 3)
+    assert smoothed_success(1.0, 7) == pytest.approx(9 / 10)
+    assert smoothed_success(0.0, 97) == pytest.approx(2 / 100)
 
 
 @given(st.floats(0, 1), st.integers(0, 10_000))
 def test_experience_pulls_the_prior_towards_its_mean(mean: float, n: int) -> None:
-    smoothed = smoothed_success(WEIGHTS, mean, n)
+    smoothed = smoothed_success(mean, n)
     low, high = sorted((mean, 2 / 3))
     assert low - 1e-9 <= smoothed <= high + 1e-9
-
-
-def test_utility_is_success_plus_speed_less_cost() -> None:
-    weights = RuleWeights(success=1, latency=0.1, cost=10)
-    assert rule_utility(weights, 0.5, 2.0, 0.01) == pytest.approx(0.5 + 0.05 - 0.1)
-    assert rule_utility(weights, 0.5, 0.0, 0.0) == rule_utility(weights, 0.5, 0.1, 0.0) == pytest.approx(1.5)
-    assert rule_utility(weights, 0.9, 1, 0.001) > rule_utility(weights, 0.8, 1, 0.001)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.loop.experience.likeness import RuleWeights
 from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience.worth import Worth
 from gateway.core.loop.turns.replanning import (
     DISTANCE_MAX,
     Expected,
@@ -157,25 +157,25 @@ def test_what_is_held_for_a_call_covers_it_also_where_the_cache_is_cold_or_writt
     assert max(cost_nano(price, usage), cost_nano(price, cold)) <= held
 
 
-RULES = Replanning(weights=RuleWeights(latency=0.0))
+RULES, WORTH = Replanning(), Worth(0.05)
 GOOD, POOR = Expected(20, 0.9, 1_000_000, 1.0), Expected(20, 0.5, 1_000_000, 1.0)
 
 
 def test_a_much_better_worker_is_named_and_a_little_better_one_is_not() -> None:
-    assert better_worker({"warm": POOR, "other": GOOD}, "warm", 0, RULES) == "other"
+    assert better_worker({"warm": POOR, "other": GOOD}, "warm", 0, RULES, WORTH) == "other"
     near = Expected(20, 0.58, 1_000_000, 1.0)
-    assert better_worker({"warm": POOR, "other": near}, "warm", 0, RULES) is None
-    assert better_worker({"warm": GOOD, "other": POOR}, "warm", 0, RULES) is None
+    assert better_worker({"warm": POOR, "other": near}, "warm", 0, RULES, WORTH) is None
+    assert better_worker({"warm": GOOD, "other": POOR}, "warm", 0, RULES, WORTH) is None
 
 
 def test_a_cache_that_is_worth_more_than_the_gain_keeps_the_worker() -> None:
-    expected = {"warm": POOR, "other": GOOD}  # 0.35 of a right answer, so $0.0125 beyond the margin
-    assert better_worker(expected, "warm", 10_000_000, RULES) == "other"
-    assert better_worker(expected, "warm", 15_000_000, RULES) is None
+    expected = {"warm": POOR, "other": GOOD}  # 0.4 of a right answer, so $0.015 beyond the margin
+    assert better_worker(expected, "warm", 10_000_000, RULES, WORTH) == "other"
+    assert better_worker(expected, "warm", 20_000_000, RULES, WORTH) is None
 
 
 def test_workers_of_whom_little_is_known_are_not_compared() -> None:
     few = Expected(2, 1.0, 0, 0.1)
-    assert better_worker({"warm": POOR, "other": few}, "warm", 0, RULES) is None
-    assert better_worker({"warm": few, "other": GOOD}, "warm", 0, RULES) is None
-    assert better_worker({"other": GOOD}, "warm", 0, RULES) is None
+    assert better_worker({"warm": POOR, "other": few}, "warm", 0, RULES, WORTH) is None
+    assert better_worker({"warm": few, "other": GOOD}, "warm", 0, RULES, WORTH) is None
+    assert better_worker({"other": GOOD}, "warm", 0, RULES, WORTH) is None

@@ -8,6 +8,7 @@ that policy versions and administration do not wait either. Every statement has 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -87,10 +88,10 @@ class PostgresReports:
             "by_worker": by_worker,
         }
 
-    async def planner_rewards(self, success: float, cost_per_usd: float) -> Sequence[Rewards]:
-        """The rewards of rule and conductor by pool and task type, over the latest judged requests to `baton` that may
-        train. The arguments are the weights of an outcome and of a dollar."""
-        values = {"success": success, "cost": cost_per_usd, "recent": JUDGED_MAX}
+    async def planner_rewards(self, right_usd: Mapping[str, float]) -> Sequence[Rewards]:
+        """The rewards of rule and conductor by pool and task type, in right answers, over the latest judged requests to
+        `baton` that may train. `right_usd`: dollars that a right answer is worth, by pool."""
+        values = {"right_usd": json.dumps(right_usd), "recent": JUDGED_MAX}
         async with self._reading() as connection:
             return [Rewards(*row) for row in await connection.execute(PLANNER_REWARDS, values)]
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-HAZARD = 0.01  # the chance that a worker changes between two steps on tasks like this one
+HAZARD = 0.02  # the chance that a worker changes between two steps on tasks like this one
 RUNS_GROWTH = 1.5  # run lengths that are looked at: each by this factor longer than the one before
 SHARE_MIN = 0.01  # of a run length; those below are left out
 CALL_HALF_LIFE = 20.0  # newer steps after which a step's seconds and dollars count half
@@ -99,7 +100,7 @@ def runs_of(weight: Vector, success: Vector) -> tuple[RunLength, ...]:
         )
     top = max(logs)
     # A place stands for all those up to the next one.
-    widths = [1, *(after - place for place, after in zip(places, [*places[1:], len(weight)], strict=True))]
+    widths = [1, *(after - place for place, after in pairwise([*places, len(weight)]))]
     shares = [width * math.exp(each - top) for width, each in zip(widths, logs, strict=True)]
     kept = [(share, pair) for share, pair in zip(shares, pairs, strict=True) if share >= SHARE_MIN * max(shares)]
     whole = sum(share for share, _ in kept)

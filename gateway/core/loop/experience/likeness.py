@@ -114,24 +114,9 @@ def content_text(content: Any) -> str:
     return "\n".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class RuleWeights:
-    """Weights of the rule: success counts for a worker, latency and cost against it."""
-
-    success: float = 1.0
-    latency: float = 0.05
-    cost: float = 20.0
-    prior_right: float = 2.0  # an unknown worker counts as 2 right of 3, so the rule tries it until it fails
-    prior_wrong: float = 1.0
-    hope: float = 20.0  # right answers added to every worker while the rule explores
+PRIOR_RIGHT, PRIOR_WRONG = 2.0, 1.0  # an unknown worker counts as right two times in three, so it is tried
 
 
-def smoothed_success(weights: RuleWeights, success_mean: float, n: int, hope: float = 0.0) -> float:
-    """The posterior mean of a Beta(prior_right + hope, prior_wrong) prior after `n` outcomes of mean `success_mean`."""
-    right = weights.prior_right + hope + success_mean * n
-    return right / (weights.prior_right + weights.prior_wrong + hope + n)
-
-
-def rule_utility(weights: RuleWeights, success: float, latency_s: float, cost_usd: float) -> float:
-    """w1·success + w2/latency − w3·cost. Latency counts as at least 0.1 s, so that speed alone cannot win."""
-    return weights.success * success + weights.latency / max(latency_s, 0.1) - weights.cost * cost_usd
+def smoothed_success(success_mean: float, n: float) -> float:
+    """The posterior mean of a Beta(PRIOR_RIGHT, PRIOR_WRONG) prior after `n` outcomes of mean `success_mean`."""
+    return (PRIOR_RIGHT + success_mean * n) / (PRIOR_RIGHT + PRIOR_WRONG + n)

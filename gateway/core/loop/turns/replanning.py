@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from gateway.core.loop.experience.likeness import RuleWeights, content_text, rule_utility, smoothed_success, words_of
+from gateway.core.loop.experience.likeness import content_text, words_of
+from gateway.core.loop.experience.worth import Worth
 from gateway.core.pool.workers import NANO_PER_USD, Price
 
 Trigger = Literal["failure", "tool_error", "cap", "intent", "better"]
@@ -36,7 +37,6 @@ class Replanning:
     turns_left: int = 2
     gain_min: float = 0.1
     outcomes_min: int = 3
-    weights: RuleWeights = field(default_factory=RuleWeights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +155,10 @@ def distance(one: Sequence[float], other: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What experience expects of a worker: `n` judged tasks, success in [0, 1], nano-dollars and seconds of a call."""
+    """What experience expects of a worker: `n` judged tasks, the posterior mean of its success in [0, 1], nano-dollars
+    and seconds of a call."""
 
-    n: int
+    n: float
     success: float
     cost_nano: int
     latency_s: float
@@ -171,18 +172,17 @@ def cache_worth_nano(price: Price, prefix_tokens: int) -> int:
     return max(0, price.input_nano_per_mtok - cached) * prefix_tokens // 1_000_000
 
 
-def better_worker(expected: Mapping[str, Expected], warm: str, worth_nano: int, rules: Replanning) -> str | None:
+def better_worker(
+    expected: Mapping[str, Expected], warm: str, worth_nano: int, rules: Replanning, worth: Worth
+) -> str | None:
     """The worker of the highest utility, as the rule reckons it, where it is above the warm worker's by `gain_min` and
     more than the lost cache is worth. None where there is none, and where too little is known of the warm one."""
     known = {name: one for name, one in expected.items() if one.n >= rules.outcomes_min}
     if warm not in known:
         return None
-    worth = {name: _utility(one, rules.weights) for name, one in known.items()}
-    worth[warm] += rules.weights.cost * worth_nano / NANO_PER_USD + rules.gain_min
-    best = max(worth, key=lambda name: (worth[name], name))
-    return None if worth[best] <= worth[warm] else best
-
-
-def _utility(one: Expected, weights: RuleWeights) -> float:
-    success = smoothed_success(weights, one.success, one.n)
-    return rule_utility(weights, success, one.latency_s, one.cost_nano / NANO_PER_USD)
+    utility = {
+        name: one.success - worth.penalty(one.cost_nano / NANO_PER_USD, one.latency_s) for name, one in known.items()
+    }
+    utility[warm] += worth_nano / NANO_PER_USD / worth.usd + rules.gain_min
+    best = max(utility, key=lambda name: (utility[name], name))
+    return None if utility[best] <= utility[warm] else best
