@@ -21,12 +21,15 @@ from procrastinate.exceptions import ConnectorException
 from procrastinate.jobs import Status
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.evidence.sampling import JudgeSample, SampledJudge
 from gateway.adapters.postgres.jobs import RUN_JOB, TRAINING, UPKEEP, GradingStore, JobStore, queue_app
 from gateway.adapters.postgres.registry import Registry
 from gateway.errors import BatonError, ConfigError
-from policy.jobs.grading import BATCH, Grading, JudgeSettings, judge_tools
+from policy.jobs.grading import BATCH, Grading
+from policy.jobs.judging import JudgeSettings, Judging
 from policy.jobs.pipeline import Releases, Workshop, carry_out
 from policy.jobs.schedule import Schedule, check
 
@@ -55,21 +58,12 @@ class WorkerSettings(BaseModel):
     retrain_every_s: float = 0.0
     retrain_arguments: list[str] = ["--env", "logged"]
     retrain_auto: bool = False
-    judge_model: str | None = None
-    judge_facts: Path | None = None
-    judge_key_file: Path | None = None
+    judge: JudgeSettings | None = None
     stale_s: float = STALE_S
     stop_s: float = 60.0
     jobs_url: str = ""
     policies_url: str = ""
     policies_stored_bytes_max: int = 2**30
-
-    @property
-    def judge(self) -> JudgeSettings | None:
-        """None where no judge is set."""
-        if self.judge_model is None or self.judge_facts is None or self.judge_key_file is None:
-            return None
-        return JudgeSettings(self.judge_model, self.judge_facts, self.judge_key_file)
 
 
 def read_settings(path: Path) -> WorkerSettings:
@@ -102,7 +96,7 @@ class Worker:
         self._jobs: set[asyncio.Future[None]] = set()
         self._engine = engine = async_engine(settings.database_url, pool_size=CONNECTIONS_MAX, statement_timeout_s=10.0)
         self._store = JobStore(engine, queue_app(settings.database_url))
-        self._grading = Grading(GradingStore(engine), judge_tools(settings.judge))
+        self._grading = Grading(GradingStore(engine), _judging(engine, settings.judge))
         self._releases: Releases = Registry(
             engine, settings.policies, settings.policies_url, settings.policies_stored_bytes_max
         )
@@ -190,6 +184,12 @@ class Worker:
         while True:
             if await self._grading.round() < BATCH:
                 await asyncio.sleep(GRADE_S)
+
+
+def _judging(engine: AsyncEngine, judge: JudgeSettings | None) -> Judging | None:
+    if judge is None:
+        return None
+    return Judging(judge, JudgeSample(engine, SampledJudge(judge.worker, judge.share)))
 
 
 async def _for_ever(name: str, loop: Callable[[], Awaitable[None]]) -> None:

@@ -38,6 +38,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     update.add_argument(
         "--train", dest="train", action="store_true", default=ABSENT, help="training exports may hold its traffic"
     )
+    update.add_argument(
+        "--signals", dest="signals", action="store_true", default=ABSENT, help="the judge and signals judge its traffic"
+    )
     rotate = actions.add_parser("rotate", help="give a key a new secret, shown this once")
     rotate.add_argument(
         "--grace-s", type=int, default=GRACE_S, metavar="N", help="seconds for which the old secret works (a day)"
@@ -72,6 +75,9 @@ def _add_rights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-mode", choices=("full", "redacted", "metadata"), default=ABSENT)
     parser.add_argument(
         "--no-train", dest="train", action="store_false", default=ABSENT, help="no training export holds its traffic"
+    )
+    parser.add_argument(
+        "--no-signals", dest="signals", action="store_false", default=ABSENT, help="only posted outcomes judge it"
     )
 
 

@@ -49,7 +49,7 @@ def path(tmp_path: Path, key: Path) -> Path:
 def source(
     path: Path, default: str | None = None, judge: str | None = None, summarizer: str | None = None
 ) -> PoolFileSource:
-    return PoolFileSource(path, dict, default, {"BATON_JUDGE_MODEL": judge, "BATON_SUMMARIZER": summarizer})
+    return PoolFileSource(path, dict, default, {"BATON_JUDGE": judge, "BATON_SUMMARIZER": summarizer})
 
 
 # ---------------------------------------------------------------- the file
@@ -69,7 +69,7 @@ def test_secrets_are_looked_up_anew_each_time_and_are_not_shown(path: Path, key:
     ("given", "said"),
     [
         ({"default": "main2"}, "BATON_DEFAULT_POOL_NAME=main2: no such pool; there are main, other"),
-        ({"judge": "two"}, "BATON_JUDGE_MODEL=two: no pool has such a worker"),
+        ({"judge": "two"}, "BATON_JUDGE=two: no pool has such a worker"),
         ({"summarizer": "two"}, "BATON_SUMMARIZER=two: no pool has such a worker"),
     ],
 )
