@@ -18,7 +18,8 @@ def upgrade() -> None:
         sa.Column("org", sa.Text, nullable=False),
         sa.Column("source", sa.Text, nullable=False),
         *(sa.Column(name, sa.Double, nullable=False) for name in counts),
-        sa.Column("weight", sa.REAL, nullable=False),
+        sa.Column("weight_right", sa.REAL, nullable=False),
+        sa.Column("weight_wrong", sa.REAL, nullable=False),
         sa.Column("measured_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("org", "source", name="sources_pkey"),
     )

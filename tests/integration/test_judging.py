@@ -139,7 +139,7 @@ async def test_its_verdict_is_an_outcome_of_its_own_source_by_the_rubric_of_the_
     async with pg_engine.connect() as connection:
         query = "SELECT source, success, weight FROM experience"
         ((source, success, weight),) = (await connection.execute(text(query))).all()
-    assert (source, success, round(weight, 2)) == ("judge:wise", 1.0, 0.6)
+    assert (source, success, round(weight, 2)) == ("judge:wise", 1.0, 0.62)
 
 
 async def test_a_worker_that_is_killed_loses_no_verdict_and_doubles_none(

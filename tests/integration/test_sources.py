@@ -31,10 +31,13 @@ async def judged(engine: AsyncEngine, said: Mapping[str, float], n: int = 1, **m
     return ids
 
 
-async def weights(engine: AsyncEngine) -> dict[tuple[str, str], float]:
-    """The weight of each source, by organisation and name."""
+async def weights(engine: AsyncEngine) -> dict[tuple[str, str], tuple[float, float]]:
+    """What the verdicts of each source weigh, by organisation and name."""
     async with engine.begin() as connection:
-        return {(one["org"], one["source"]): one["weight"] for one in await known_sources(connection)}
+        return {
+            (one["org"], one["source"]): (one["weight_right"], one["weight_wrong"])
+            for one in await known_sources(connection)
+        }
 
 
 async def evidence(engine: AsyncEngine, rollout_id: str) -> tuple[str, str, float, float]:
@@ -51,23 +54,23 @@ async def test_a_judge_that_always_says_right_loses_its_weight_in_one_organisati
     pg_engine: AsyncEngine,
 ) -> None:
     (before,) = await judged(pg_engine, {"judge:wise": 1.0})
-    assert await evidence(pg_engine, before) == ("acme", "judge:wise", 1.0, 0.6)
+    assert await evidence(pg_engine, before) == ("acme", "judge:wise", 1.0, 0.62)
     await judged(pg_engine, {"person": 1.0, "judge:wise": 1.0}, 10)
     await judged(pg_engine, {"person": 0.0, "judge:wise": 1.0}, 30)
     for value in (1.0, 0.0):
         await judged(pg_engine, {"person": value, "judge:wise": value}, 10, org="umbrella")
     await PostgresSources(pg_engine).sweep(1)
     found = await weights(pg_engine)
-    assert found["acme", "judge:wise"] < 0.06
-    assert found["umbrella", "judge:wise"] > 0.84
-    assert found["acme", "person"] == found["umbrella", "person"] == 1
+    assert found["acme", "judge:wise"][0] < 0.1
+    assert found["umbrella", "judge:wise"] > (0.8, 0.8)
+    assert found["acme", "person"] == found["umbrella", "person"] == (1, 1)
     org, source, credit, weight = await evidence(pg_engine, before)  # what was credited is weighed anew
     assert (org, source, credit) == ("acme", "judge:wise", 1.0)
-    assert weight == pytest.approx(found["acme", "judge:wise"], abs=0.01)
+    assert weight == pytest.approx(found["acme", "judge:wise"][0], abs=0.01)
     (after,) = await judged(pg_engine, {"judge:wise": 1.0})
     assert (await evidence(pg_engine, after))[3] == weight
     (other,) = await judged(pg_engine, {"judge:wise": 1.0}, org="umbrella")
-    assert (await evidence(pg_engine, other))[3] == pytest.approx(found["umbrella", "judge:wise"], abs=0.01)
+    assert (await evidence(pg_engine, other))[3] == pytest.approx(found["umbrella", "judge:wise"][0], abs=0.01)
 
 
 async def test_what_people_say_stands_whatever_a_judge_or_a_signal_says_later(pg_engine: AsyncEngine) -> None:
@@ -85,7 +88,7 @@ async def test_a_source_says_its_last_word_and_steps_are_not_compared(pg_engine:
     await PostgresSources(pg_engine).sweep(1)
     async with pg_engine.begin() as connection:
         (client,) = [one for one in await known_sources(connection) if one["source"] == "client"]
-    assert (client["n"], client["agreement"], client["weight"]) == (1, 1.0, 1.0)
+    assert (client["n"], client["agreement"], client["weight_right"]) == (1, 1.0, 1.0)
 
 
 async def test_two_gateways_measure_one_at_a_time_and_say_the_same(pg_engine: AsyncEngine) -> None:
@@ -102,5 +105,5 @@ async def test_the_command_measures_and_shows(
     assert await asyncio.to_thread(cli.main, ["experience", "sources", "--json"]) == 0
     label, person = json.loads(capsys.readouterr().out)
     assert (label["source"], label["n"], label["agreement"]) == ("label", 10, 0.0)
-    assert label["weight"] == pytest.approx(0.425)
-    assert (person["source"], person["agreement"], person["weight"]) == ("person", None, 1.0)
+    assert label["weight_right"] == pytest.approx((0.95 - 0.525) / (0.95 + 0.525), abs=0.001)
+    assert (person["source"], person["agreement"], person["weight_wrong"]) == ("person", None, 1.0)

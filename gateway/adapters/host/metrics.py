@@ -133,7 +133,7 @@ class PrometheusMetrics:
             "source_agreement": self._gauge(
                 "source_agreement", "Share of replies on which a source agrees with more trusted ones", "source"
             ),
-            "source_weight": self._gauge("source_weight", "What an outcome weighs as evidence, by source", "source"),
+            "source_weight": self._gauge("source_weight", "Mean weight of a source's verdicts, 0 to 1", "source"),
             "outcomes": self._gauge(
                 "version_outcomes", "Judged requests of the last day, by policy version", "version"
             ),

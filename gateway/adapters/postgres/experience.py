@@ -40,7 +40,7 @@ from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.evidence.sources import is_heard, what_counts_first
 from gateway.adapters.postgres.rows import question_vector
 from gateway.adapters.postgres.tables import MODEL_KINDS, experience, outcomes, rollouts, sources, steps
-from gateway.core.loop.evidence.sources import prior_weight
+from gateway.core.loop.evidence.sources import Weights, prior_weights
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.loop.replies.credit import (
     CREDIT_VERSION,
@@ -109,13 +109,14 @@ def _wanted(format_: Any, tags: Any) -> ReplyKind | None:
 
 def judgements_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, Sequence[Evidence]]:
     o, known = outcomes.c, sources.c
-    query = select(o.rollout_id, o.value, o.created_at, o.source, o.step, known.weight).where(o.rollout_id.in_(ids))
+    weights = (known.weight_right, known.weight_wrong)
+    query = select(o.rollout_id, o.value, o.created_at, o.source, o.step, *weights).where(o.rollout_id.in_(ids))
     query = query.join(rollouts, rollouts.c.id == o.rollout_id)
     query = query.outerjoin(sources, and_(known.org == rollouts.c.org, known.source == o.source))
     evidence_of: dict[str, list[Evidence]] = defaultdict(list)
-    for of, value, at, source, step, learnt in connection.execute(query.where(o.value.is_not(None))):
-        weight = prior_weight(source) if learnt is None else learnt
-        each = Evidence(value, (at - _EPOCH) // _MICROSECOND, source, step, weight=weight)
+    for of, value, at, source, step, right, wrong in connection.execute(query.where(o.value.is_not(None))):
+        learnt = prior_weights(source) if right is None else Weights(right, wrong)
+        each = Evidence(value, (at - _EPOCH) // _MICROSECOND, source, step, weights=learnt)
         evidence_of[str(of)].append(each)
     return evidence_of
 

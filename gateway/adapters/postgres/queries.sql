@@ -220,7 +220,7 @@ UNION ALL SELECT 'jobs', state, count(*) FROM policy_jobs
 UNION ALL SELECT 'source_agreement', source, sum(right_accepted + wrong_rejected)
     / sum(right_accepted + right_rejected + wrong_accepted + wrong_rejected) FROM sources
   WHERE right_accepted + right_rejected + wrong_accepted + wrong_rejected > 0 GROUP BY 2
-UNION ALL SELECT 'source_weight', source, avg(weight) FROM sources GROUP BY 2
+UNION ALL SELECT 'source_weight', source, avg(weight_right + weight_wrong) / 2 FROM sources GROUP BY 2
 UNION ALL SELECT 'gradings', state, count(*) FROM gradings
   WHERE state = 'waiting' OR created_at > :day GROUP BY 2
 

@@ -270,7 +270,8 @@ sources = Table(
     required("right_rejected", Double),
     required("wrong_accepted", Double),
     required("wrong_rejected", Double),
-    required("weight", REAL),
+    required("weight_right", REAL),
+    required("weight_wrong", REAL),
     timestamp("measured_at", nullable=False),
 )
 

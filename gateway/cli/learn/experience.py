@@ -11,7 +11,7 @@ from typing import Any
 from gateway.cli.admin.show import show, table
 
 COLUMNS = ("judge", "n", "agreement", "kappa", "false_accepts", "false_rejects")
-SOURCES = ("org", "source", "n", "agreement", "sensitivity", "specificity", "weight")
+SOURCES = ("org", "source", "n", "agreement", "sensitivity", "specificity", "weight_right", "weight_wrong")
 STEP = 1_000  # outcomes between two lines of progress
 
 

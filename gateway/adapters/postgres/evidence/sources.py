@@ -62,6 +62,7 @@ class PostgresSources:
         return 0
 
 
+_WEIGHTS = ("weight_right", "weight_wrong")
 _CELLS = ("right_accepted", "right_rejected", "wrong_accepted", "wrong_rejected")
 
 
@@ -74,14 +75,14 @@ async def known_sources(connection: AsyncConnection) -> list[dict[str, Any]]:
 
 def _row(org: str, known: Reliability) -> dict[str, Any]:
     cells = {name: getattr(known.seen, name) for name in _CELLS}
-    return {"org": org, "source": known.source, **cells, "weight": known.weight}
+    return {"org": org, "source": known.source, **cells, **dict(zip(_WEIGHTS, known.weights, strict=True))}
 
 
 def _store_statement() -> Any:
     new = pg.insert(sources).values(
-        **{name: bindparam(name) for name in ("org", "source", *_CELLS, "weight")}, measured_at=func.clock_timestamp()
+        **{name: bindparam(name) for name in ("org", "source", *_CELLS, *_WEIGHTS)}, measured_at=func.clock_timestamp()
     )
-    changed = (*_CELLS, "weight", "measured_at")
+    changed = (*_CELLS, *_WEIGHTS, "measured_at")
     return new.on_conflict_do_update(
         index_elements=list(sources.primary_key.columns), set_={name: new.excluded[name] for name in changed}
     )
@@ -91,8 +92,9 @@ def _weigh_statement() -> Any:
     """Give the latest steps whose source weighs another now that weight."""
     e, s = experience.c, sources.c
     key = (e.rollout_id, e.round, e.step)
-    stale = select(*key, s.weight.label("now")).join(sources, and_(s.org == e.org, s.source == e.source))
-    stale = stale.where(func.abs(e.weight - s.weight) > CHANGE_MIN).order_by(e.rollout_id.desc()).limit(CHANGED_MAX)
+    now = e.success * s.weight_right + (1 - e.success) * s.weight_wrong
+    stale = select(*key, now.label("now")).join(sources, and_(s.org == e.org, s.source == e.source))
+    stale = stale.where(func.abs(e.weight - now) > CHANGE_MIN).order_by(e.rollout_id.desc()).limit(CHANGED_MAX)
     old = stale.subquery()
     change = update(experience).values(weight=cast(old.c.now, e.weight.type), changed_at=func.clock_timestamp())
     return change.where(tuple_(*key) == tuple_(old.c.rollout_id, old.c.round, old.c.step))

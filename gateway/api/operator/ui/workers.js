@@ -70,7 +70,8 @@ const SOURCES = [
   ["Agrees", "n", (row) => rate(row.agreement)],
   ["Accepts right replies", "n", (row) => rate(row.sensitivity)],
   ["Rejects wrong ones", "n", (row) => rate(row.specificity)],
-  ["Weight", "n", (row) => rate(row.weight)],
+  ["Its “right” weighs", "n", (row) => rate(row.weight_right)],
+  ["Its “wrong” weighs", "n", (row) => rate(row.weight_wrong)],
 ];
 
 const IDENTITIES = [

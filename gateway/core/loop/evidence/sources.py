@@ -3,14 +3,17 @@
 Of several judgements of one reply the most trusted source's counts alone: a person's, a client's, a label, one of a
 verifier or of a judge, and last a signal. What it weighs as evidence is learnt. On replies that a more trusted source
 judged too, the source has a sensitivity (it accepts what is right) and a specificity (it rejects what is wrong), each
-the mean of a Beta posterior whose prior is the source's own. Its weight is Youden's index (1950), the informedness of
-Powers (2011):
+the mean of a Beta posterior whose prior is the source's own. A verdict weighs by its predictive value where right and
+wrong replies are equally likely (Altman & Bland 1994), from 0 for one half to 1 for certainty:
 
-    weight = max(0, sensitivity + specificity - 1) = max(0, 2 * balanced accuracy - 1)
+    weight = max(0, 2 * P(the verdict is true) - 1) = max(0, (LR - 1) / (LR + 1))
 
-It is 1 for a source that never errs and 0 for a coin, and for a source that says `right` of everything, however often
-that agrees. Where both errors are equally likely it equals (LR - 1) / (LR + 1) of the likelihood ratio of a verdict. A
-reference that errs itself counts by its own weight; what is left of its errors makes a source look worse, never better.
+with the likelihood ratio LR = sensitivity / (1 - specificity) of `right`, and specificity / (1 - sensitivity) of
+`wrong`. Where both errors are equally likely this is 2 * balanced accuracy - 1. It is 1 for a source that never errs
+and 0 for a coin, and for a source that says `right` of everything, however often that agrees. What a source says
+nearly always says little, and what it says rarely, and of wrong replies alone, says much: so silence that counts as
+`right` does not drown what a signal noticed. A reference that errs itself counts by its own weight; what is left of its
+errors makes a source look worse, never better.
 """
 
 from __future__ import annotations
@@ -23,30 +26,41 @@ from gateway.core.loop.evidence.calibration import Calibration
 
 PERSON, CLIENT, GRADER, LABEL, VERIFIER = "person", "client", "grader", "label", "verifier"
 JUDGE, SIGNAL = "judge:", "signal:"  # beginnings of the sources that are the gateway's own
-REPEAT, EDIT, REJECT, TEST = "signal:repeat", "signal:edit", "signal:reject", "signal:test"
+REPEAT, EDIT, TEST = "signal:repeat", "signal:edit", "signal:test"
 WEIGHT_MIN = 0.05  # of a judge or a signal, below which it is not heard
-_LEAST_FIRST = (REPEAT, EDIT, REJECT, TEST, JUDGE, VERIFIER, LABEL, CLIENT, PERSON)
+_LEAST_FIRST = (REPEAT, EDIT, TEST, JUDGE, VERIFIER, LABEL, CLIENT, PERSON)
 
 
 class Prior(NamedTuple):
-    """What a source is believed before anything is measured: the means of sensitivity and specificity, which are equal,
-    and the replies of each kind that this belief is worth."""
+    """What a source is believed before anything is measured: its sensitivity and specificity, and the replies of each
+    kind that this belief is worth."""
 
-    accuracy: float
+    sensitivity: float
+    specificity: float
     replies: float
 
 
 PRIORS: Mapping[str, Prior] = {
-    PERSON: Prior(1.0, 1.0),  # nobody is above, so nothing moves it
-    CLIENT: Prior(1.0, 20.0),  # and any other name: believed until somebody contradicts it
-    LABEL: Prior(0.95, 10.0),
-    VERIFIER: Prior(0.9, 10.0),
-    JUDGE: Prior(0.8, 6.0),
-    TEST: Prior(0.7, 6.0),
-    REJECT: Prior(0.75, 6.0),
-    EDIT: Prior(0.65, 6.0),
-    REPEAT: Prior(0.6, 6.0),
+    PERSON: Prior(1.0, 1.0, 1.0),  # nobody is above, so nothing moves it
+    CLIENT: Prior(1.0, 1.0, 20.0),  # and any other name: believed until somebody contradicts it
+    LABEL: Prior(0.95, 0.95, 10.0),
+    VERIFIER: Prior(0.9, 0.9, 10.0),
+    JUDGE: Prior(0.85, 0.8, 8.0),
+    TEST: Prior(0.8, 0.6, 8.0),
+    EDIT: Prior(0.95, 0.2, 8.0),
+    REPEAT: Prior(0.9, 0.3, 8.0),
 }
+
+
+class Weights(NamedTuple):
+    """What a source's verdicts weigh as evidence, each from 0 to 1: `right`, and `wrong`."""
+
+    right: float = 1.0
+    wrong: float = 1.0
+
+    def of(self, value: float) -> float:
+        """The weight of a judgement in [0, 1]: one between the verdicts weighs in between."""
+        return value * self.right + (1 - value) * self.wrong
 
 
 def kind_of(source: str) -> str:
@@ -90,19 +104,20 @@ class Reliability:
     @property
     def sensitivity(self) -> float:
         """The posterior mean of the chance that it accepts a right reply."""
-        accuracy, replies = self._prior
-        return (accuracy * replies + self.seen.right_accepted) / (replies + self.seen.right)
+        prior = self._prior
+        return (prior.sensitivity * prior.replies + self.seen.right_accepted) / (prior.replies + self.seen.right)
 
     @property
     def specificity(self) -> float:
         """The posterior mean of the chance that it rejects a wrong reply."""
-        accuracy, replies = self._prior
-        return (accuracy * replies + self.seen.wrong_rejected) / (replies + self.seen.wrong)
+        prior = self._prior
+        return (prior.specificity * prior.replies + self.seen.wrong_rejected) / (prior.replies + self.seen.wrong)
 
     @property
-    def weight(self) -> float:
-        """What one of its judgements weighs as evidence, 0 to 1."""
-        return max(0.0, self.sensitivity + self.specificity - 1)
+    def weights(self) -> Weights:
+        """What its verdicts weigh."""
+        truly, falsely = self.sensitivity, 1 - self.specificity
+        return Weights(_weight(truly, falsely), _weight(1 - falsely, 1 - truly))
 
     @property
     def _prior(self) -> Prior:
@@ -111,8 +126,15 @@ class Reliability:
     def as_json(self) -> dict[str, Any]:
         """The figures, for programs and for people. `agreement`: null where nobody else judged the same replies."""
         agreement = round(self.seen.agreement, 3) if self.seen.n else None
-        measured = {name: round(getattr(self, name), 3) for name in ("sensitivity", "specificity", "weight")}
-        return {"source": self.source, "n": round(self.seen.n), "agreement": agreement, **measured}
+        figures = {"sensitivity": self.sensitivity, "specificity": self.specificity}
+        figures |= {"weight_right": self.weights.right, "weight_wrong": self.weights.wrong}
+        rounded = {name: round(figure, 3) for name, figure in figures.items()}
+        return {"source": self.source, "n": round(self.seen.n), "agreement": agreement, **rounded}
+
+
+def _weight(truly: float, falsely: float) -> float:
+    """The weight of a verdict that is given with these chances where it is true, and where it is false."""
+    return max(0.0, (truly - falsely) / (truly + falsely)) if truly > 0 else 0.0
 
 
 def reliabilities(replies: Iterable[Said]) -> dict[str, Reliability]:
@@ -127,7 +149,8 @@ def reliabilities(replies: Iterable[Said]) -> dict[str, Reliability]:
             reference = _reference(values, source)
             if reference is None:
                 continue
-            weight, right, accepted = n * known[reference].weight, values[reference], values[source]
+            right, accepted = values[reference], values[source]
+            weight = n * known[reference].weights.of(right)
             cells["right_accepted"] += weight * right * accepted
             cells["right_rejected"] += weight * right * (1 - accepted)
             cells["wrong_accepted"] += weight * (1 - right) * accepted
@@ -142,6 +165,6 @@ def _reference(values: Mapping[str, float], source: str) -> str | None:
     return max(above, key=lambda one: (trust_of(one), one), default=None)
 
 
-def prior_weight(source: str) -> float:
-    """What a judgement of a source weighs before anything is measured."""
-    return Reliability(Calibration(source)).weight
+def prior_weights(source: str) -> Weights:
+    """What the verdicts of a source weigh before anything is measured."""
+    return Reliability(Calibration(source)).weights

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.core.loop.evidence.sources import WEIGHT_MIN, is_explicit, trust_of
+from gateway.core.loop.evidence.sources import WEIGHT_MIN, Weights, is_explicit, trust_of
 from gateway.core.loop.replies.agreement import NO_VERDICTS, Verdicts, agreement_of
 from gateway.core.loop.replies.judging import pair_verdict
 from gateway.core.loop.replies.kinds import Reply
@@ -41,21 +41,26 @@ class FinishedStep:
 
 class Evidence(NamedTuple):
     """One judgement in [0, 1] of a rollout (`step` None) or of one of its steps. `at`: microseconds since the epoch.
-    `distance`: the loops between the rollout that was judged and this one, 0 for its own. `weight`: what it weighs by
-    the reliability of its source, 0 to 1."""
+    `distance`: the loops between the rollout that was judged and this one, 0 for its own. `weights`: what the
+    verdicts of its source weigh."""
 
     value: float
     at: int
     source: str = "client"
     step: int | None = None
     distance: int = 0
-    weight: float = 1.0
+    weights: Weights = Weights()
+
+    @property
+    def weight(self) -> float:
+        """What it weighs, 0 to 1."""
+        return self.weights.of(self.value)
 
     @property
     def rank(self) -> tuple[bool, int, int, int]:
         """The order of evidence, what counts most last: of a step, of this loop, by the most trusted source, the
         latest. A judge or a signal that weighs nothing yields to any that does."""
-        is_heard = is_explicit(self.source) or self.weight >= WEIGHT_MIN
+        is_heard = is_explicit(self.source) or max(self.weights) >= WEIGHT_MIN
         return (self.step is not None, -self.distance, trust_of(self.source) if is_heard else -1, self.at)
 
 
