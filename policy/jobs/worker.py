@@ -1,8 +1,8 @@
 """The worker: carries out jobs from the queue, grades what asks for it, and looks after what was left behind.
 
-Four loops that fail and come back on their own: a training queue (one job at a time), an upkeep queue (the schedule, by
-procrastinate's periodic tasks), the look-out for jobs whose worker fell silent, and the graders. None of them imports
-anything heavy: training is a program of its own (`policy/jobs/pipeline.py`).
+Five loops that fail and come back on their own: a training queue (one job at a time), an upkeep queue (the schedule, by
+procrastinate's periodic tasks), the look-out for jobs whose worker fell silent, the graders, and the signals. None
+imports anything heavy: training is a program of its own (`policy/jobs/pipeline.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres.database import async_engine
 from gateway.adapters.postgres.evidence.sampling import JudgeSample, SampledJudge
+from gateway.adapters.postgres.evidence.signals import PostgresSignals
 from gateway.adapters.postgres.jobs import RUN_JOB, TRAINING, UPKEEP, GradingStore, JobStore, queue_app
 from gateway.adapters.postgres.registry import Registry
 from gateway.errors import BatonError, ConfigError
@@ -37,6 +38,7 @@ log = logging.getLogger("policy.jobs")
 STALE_S = 20.0  # a running job not heard of for so long has lost its worker; it is heard of every second
 LOOK_S = 5.0
 GRADE_S = 0.5  # between two looks at what waits for a grade
+SIGNALS_S, SIGNALS_MAX = 5.0, 50  # between two looks at what clients did next, and the requests of one look
 SCHEDULE_CRON = "* * * * *"
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0
 POLL_S = 2.0  # beside PostgreSQL's notifications
@@ -97,6 +99,7 @@ class Worker:
         self._engine = engine = async_engine(settings.database_url, pool_size=CONNECTIONS_MAX, statement_timeout_s=10.0)
         self._store = JobStore(engine, queue_app(settings.database_url))
         self._grading = Grading(GradingStore(engine), _judging(engine, settings.judge))
+        self._looking = PostgresSignals(engine)
         self._releases: Releases = Registry(
             engine, settings.policies, settings.policies_url, settings.policies_stored_bytes_max
         )
@@ -115,6 +118,7 @@ class Worker:
             "training": lambda: self._queue(TRAINING),
             "look-out": self._look_out,
             "graders": self._grade,
+            "signals": self._signals,
         }
         if self._schedule.on:
             loops["upkeep"] = lambda: self._queue(UPKEEP)
@@ -184,6 +188,11 @@ class Worker:
         while True:
             if await self._grading.round() < BATCH:
                 await asyncio.sleep(GRADE_S)
+
+    async def _signals(self) -> None:
+        while True:
+            await self._looking.look(SIGNALS_MAX)
+            await asyncio.sleep(SIGNALS_S)
 
 
 def _judging(engine: AsyncEngine, judge: JudgeSettings | None) -> Judging | None:
