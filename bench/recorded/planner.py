@@ -114,7 +114,7 @@ async def planner_of(options: argparse.Namespace, profile: Profile) -> AsyncIter
 async def episodes_of(options: argparse.Namespace, profile: Profile) -> list[Episode]:
     """Every question, planned under that prompt; fewer where the dollars of the cap are spent."""
     recordings = load(options.data, tuple(filter(None, options.workers.split(","))))
-    executor = Executor(caps_above(recordings), rounds=options.rounds, fallback=RulePlanner())
+    executor = Executor(caps_above(recordings), rounds=options.rounds, fallback=RulePlanner(draws=False))
     environment = ReplayEnvironment(recordings, read_prices(options.prices), executor=executor)
     prompts = environment.prompts("validation", options.n, options.seed)
     slots = asyncio.Semaphore(options.calls)

@@ -41,7 +41,7 @@ TUNED: Mapping[str, Callable[[Sequence[tuning.Observation], float], Planner]] = 
     "knn-words": tuning.knn_words,
     "ranks": RankPlanner,
 }
-RULE = RulePlanner()
+RULE = RulePlanner(draws=False)
 ROUTERS: Mapping[str, Callable[[int], Planner]] = {
     "random": random_worker,
     "random-plan": random_plan,

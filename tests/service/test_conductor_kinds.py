@@ -82,7 +82,7 @@ def rewards(planner: str, n: int, right: int, task_type: str | None = None) -> R
 
 def auto(kit: Kit, earnings: Container[Kind], trained: Container[str] = ()) -> tuple[AutoPlanner, Planner, Planner]:
     """`baton` of that kit; the rule and the conductor under it."""
-    rule = RulePlanner()
+    rule = RulePlanner(draws=False)
     learned = ConductorPlanner(kit.conductor, ConductorSettings("full", PRICE, 5.0))
     planner = AutoPlanner(rule, learned, earnings, trained)
     kit.catalog._planners["baton"] = (planner, rule)

@@ -347,7 +347,7 @@ async def test_trained_weights_are_shown_the_prompt_that_they_know_and_no_other(
     for pick in (None, Pick("conductor@7", profile)):
         kit = a_kit([a_plan(a_step("atlas"))], {}, [PYTHON])
         settings = ConductorSettings(profile if pick is None else "full", PRICE, 5.0, trained=pick is None)
-        kit.catalog._planners["baton"] = (ConductorPlanner(kit.conductor, settings), RulePlanner())
+        kit.catalog._planners["baton"] = (ConductorPlanner(kit.conductor, settings), RulePlanner(draws=False))
         kit.completer._admission._pick = partial(lambda pick, _: pick, pick)
         planned = (await kit.serve()).record.rounds[0]
         assert planned.allowed is not None

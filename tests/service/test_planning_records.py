@@ -73,7 +73,7 @@ async def test_a_round_keeps_the_dial_that_its_prompt_showed(
 ) -> None:
     kit = Kit()
     planner = ConductorPlanner(kit.conductor, ConductorSettings(profile, PRICE, 5.0, quality=default))
-    kit.catalog._planners["baton"] = (planner, RulePlanner())
+    kit.catalog._planners["baton"] = (planner, RulePlanner(draws=False))
     planned = (await kit.serve(quality=asked)).record.rounds[0]
     assert planned.quality == logged
     assert (f"quality {logged}" in planned.messages[-1]["content"]) == (profile == "dial" and logged is not None)

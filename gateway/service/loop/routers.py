@@ -13,7 +13,7 @@ from numpy.random import Generator, default_rng
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
 from gateway.core.loop.contract import Verify
-from gateway.core.loop.experience.bandit import Arm, decide, mean_success, order
+from gateway.core.loop.experience.bandit import Arm, Decision, decide, mean_success, order
 from gateway.core.loop.experience.likeness import question_text
 from gateway.core.loop.experience.worth import Worth, by_prices, preferred
 from gateway.core.loop.plan import Plan, Step
@@ -121,16 +121,19 @@ class RulePlanner:
 
     name = "rule"
 
+    def __init__(self, *, draws: bool = True) -> None:
+        """`draws` False: what does not explore goes to the worker of the highest expected utility, for judging a rule
+        whose choices nobody learns from."""
+        self._draws = draws
+
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
         """Raises PlanRefused if no model worker is left to try."""
         models = models_of(situation)
-        decision = decide(
-            arms_of(models, situation),
-            worth_in(situation),
-            seeded(situation),
-            explores=situation.explore,
-            explore_share=situation.stakes.explore_share,
-        )
+        arms, worth, share = arms_of(models, situation), worth_in(situation), situation.stakes.explore_share
+        if self._draws or situation.explore:
+            decision = decide(arms, worth, seeded(situation), explores=situation.explore, explore_share=share)
+        else:
+            decision = Decision(self.name, worth, tuple(arms), order(arms, worth)[0])
         record.decision = decision.as_json()
         return single(models[decision.chosen])
 

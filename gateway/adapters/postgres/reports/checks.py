@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.evidence.sources import is_posted
-from gateway.adapters.postgres.experience import BATCH, TIMEOUT_S, finished_steps, judgements_of
+from gateway.adapters.postgres.experience.credit import BATCH, TIMEOUT_S, finished_steps, judgements_of
 from gateway.adapters.postgres.tables import outcomes, steps
 from gateway.core.loop.evidence.calibration import Calibration, calibrated
 from gateway.core.loop.evidence.sources import PERSON, VERIFIER, is_explicit

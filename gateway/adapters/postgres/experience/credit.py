@@ -251,7 +251,9 @@ _KEY = (_e.rollout_id, _e.round, _e.step)
 _SET = (
     update(experience)
     .where(*(column == bindparam(f"of_{column.name}") for column in _KEY))
-    .values(embedding=cast(bindparam("vector"), ARRAY(REAL)), embedder=bindparam("name"))
+    .values(
+        embedding=cast(bindparam("vector"), ARRAY(REAL)), embedder=bindparam("name"), changed_at=func.clock_timestamp()
+    )
 )
 
 
