@@ -160,7 +160,7 @@ class Terminal(StringIO):
 
 def test_a_bar_is_redrawn_on_a_terminal_and_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((0.0, 10.0, 10.0, 10.0, 10.05, 20.0, 20.0))
-    monkeypatch.setattr(traffic.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("policy.recipes.traffic.time.monotonic", lambda: next(clock))
     bar = Bar("train", screen := Terminal())
     bar.at(0.25, "step 1/4")
     bar.at(0.26, "too soon to be redrawn")
@@ -173,7 +173,7 @@ def test_a_bar_is_redrawn_on_a_terminal_and_says_what_is_left(monkeypatch: pytes
 
 def test_a_bar_is_a_line_now_and_then_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((0.0, 1.0, 9.0, 9.0, 9.0, 12.0, 12.0))
-    monkeypatch.setattr(traffic.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("policy.recipes.traffic.time.monotonic", lambda: next(clock))
     bar = Bar("gate", log := StringIO())
     bar.at(0.1, "within five seconds nothing is said")
     bar.at(0.9, "16/17")
