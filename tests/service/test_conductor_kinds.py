@@ -18,6 +18,7 @@ from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.loop.routers import AutoPlanner, Earnings, Kind, RulePlanner
 from gateway.service.loop.state import Planner
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, Sampling
+from gateway.service.request.catalog import Shares
 from gateway.wiring.conductor import planning_of
 from tests.fakes.workers import FakeWorkers, Says
 from tests.kit import KEY, PRICE, Kit, ask, model_worker, plan
@@ -141,7 +142,7 @@ def test_a_trial_goes_to_the_planner_that_is_not_in_charge() -> None:
 
 async def test_no_request_that_may_not_train_is_a_trial() -> None:
     kit = Kit()
-    kit.completer._admission._policies = replace(kit.completer._policies, trial_share=1.0)
+    kit.completer._admission._policies = replace(kit.completer._policies, shares=Shares(0.0, trial=1.0))
     auto(kit, ())
     assert (await kit.serve()).record.policy_used == "conductor"
     assert (await kit.serve(ask(metadata={"train": "false"}))).record.policy_used == "rule"
