@@ -92,7 +92,7 @@ REPLY_HEADERS = {
     "x-baton-steps": "number of steps",
     "x-baton-cost-usd": "dollars of the whole tree; a stream has it in its closing comment",
     "x-baton-overhead-ms": "time spent on neither conductor nor workers; a stream has it in its closing comment",
-    "x-baton-why": "the planner's own line about its last plan, where it wrote one",
+    "x-baton-why": "the planner's own line about its last plan that asked a worker, where it wrote one",
     "x-baton-fallback": "only where a router planned instead: `conductor_` or `worker_` and the reason",
     "x-baton-lowered": "only where the reply's bound is below what was asked: `max_tokens=312, asked=8192, by=cost`",
     "x-baton-cut": "only where a prompt was cut to fit a worker's context, of the last such step: "

@@ -205,7 +205,7 @@ def _conductor(settings: Settings) -> Findings:
     pool = _loaded(settings)
     plans = starts_conductor(settings, pool)
     if plans:
-        yield Finding("conductor", "ok", check.conductor_line(settings, pool, config.environment()))
+        yield Finding("conductor", "ok", check.conductor_line(settings, config.environment()))
     yield Finding("planner", "ok", check.planner_line(settings, pool, plans))
 
 

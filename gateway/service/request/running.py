@@ -325,8 +325,8 @@ def reply_headers(record: RolloutRecord, standing: str = "") -> dict[str, str]:
         "x-baton-cost-usd": nano_to_usd(record.cost_nano),
         "x-baton-overhead-ms": f"{record.overhead_ms:.1f}",
     }
-    if reasons := [str(each.plan["why"]) for each in record.rounds if each.plan and each.plan.get("why")]:
-        headers["x-baton-why"] = reasons[-1]
+    if plans := [each.plan for each in record.rounds if each.plan and each.plan.get("why")]:
+        headers["x-baton-why"] = str(next((plan for plan in reversed(plans) if plan["steps"]), plans[-1])["why"])
     if left_out := [name for step in record.steps for attempt in step.attempts for name in attempt.left_out]:
         headers["x-baton-left-out"] = ", ".join(dict.fromkeys(left_out))
     if record.fallback:
