@@ -130,7 +130,10 @@ class _Run:
                 "admin_key": keys.admin_key,
                 "pid": os.getpid(),
                 "database_url": services.database_url,
+                "redis_url": services.redis_url,
                 "pool_file": str(services.pool_file),
+                "simulated": settings.pool is None,
+                "conductor": settings.conductor,
             }
             runtime.tune_garbage()
             data.write(FACTS, facts)

@@ -9,9 +9,9 @@ from itertools import count
 
 _TEXT = """
 amber basil birch briar cedar clover coral cove dune elm ember fern finch fjord flint grove harbor hazel heron holly
-iris ivory jade juniper kelp lark laurel linden lotus maple marsh mesa moss myrtle nettle oak olive onyx orchid otter pebble
-pine plume poppy quartz quill raven reed ridge robin rowan sage slate sorrel spruce swift tansy thorn thyme tulip umber
-violet willow wren yarrow zinnia
+iris ivory jade juniper kelp lark laurel linden lotus maple marsh mesa moss myrtle nettle oak olive onyx orchid
+otter pebble pine plume poppy quartz quill raven reed ridge robin rowan sage slate sorrel spruce swift tansy thorn
+thyme tulip umber violet willow wren yarrow zinnia
 """
 WORDS = tuple(_TEXT.split())
 
