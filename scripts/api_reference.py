@@ -86,7 +86,8 @@ OTHER_REQUEST_HEADERS = {
 }
 REPLY_HEADERS = {
     "x-baton-rollout-id": "id of the rollout, for `GET /v1/rollouts/{id}` and for outcomes",
-    "x-baton-policy": "the policy that planned in the end, and in brackets its model or version",
+    "x-baton-policy": "the policy that planned in the end; for `baton` behind `;` how far its next rung is "
+    "(`outcomes=12/24`, `judged=18/60`); in brackets the model or version that planned",
     "x-baton-workers": "the workers of the steps, in order",
     "x-baton-steps": "number of steps",
     "x-baton-cost-usd": "dollars of the whole tree; a stream has it in its closing comment",

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from gateway.config.serving import Bytes, Count, Seconds, Share, Usd
-from gateway.core.loop.experience.likeness import HALF_LIFE
 from gateway.core.pool.workers import SecretRef
 
 HASHING, MINILM = "hashing", "minilm"
@@ -19,7 +18,7 @@ HASHING, MINILM = "hashing", "minilm"
 class PlanningSettings(BaseModel):
     """Planning: the pool, the conductor, and who plans when"""
 
-    pool: Path | None = Field(None, description="Pool file; unset: the arena's simulated workers")
+    pool: Path | None = Field(None, description="Pool file; unset or empty: the arena's simulated workers")
     default_pool_name: str | None = Field(None, description="Pool of keys that name none; unset: the file's `default`")
     conductor: str = Field(
         "auto",
@@ -53,7 +52,7 @@ class PlanningSettings(BaseModel):
         ge=1,
         le=16,
         description="Plans per request, unless request or manifest ask for more; with 1 every reply streams. Unset: 1, "
-        "or 2 where a prompted planner costs little and the request does not stream; see conductor.md",
+        "or up to 3 where more looks of a prompted planner cost less than they may save; see conductor.md",
     )
     conductor_temperature: float = Field(
         0.0, ge=0, le=2, description="Sampling temperature of planning, outside the exploring share"
@@ -122,13 +121,16 @@ class PlanningSettings(BaseModel):
     summary_timeout_s: Seconds = Field(
         20.0, description="Limit of one summary, at most half of the request's time left; then the turns are dropped"
     )
-    experience_timeout_s: Seconds = Field(0.1, description="If the look-up takes longer, plan without experience")
+    experience_timeout_s: Seconds = Field(
+        0.1,
+        description="Wait of a request for what is not in memory yet: its organisation's experience, a vector, plans",
+    )
     experience_neighbours: Count = Field(200, description="Past steps per worker that experience is computed from")
-    experience_half_life: float = Field(
-        HALF_LIFE,
-        gt=0,
-        le=1_000_000,
-        description="Newer similar steps after which a past step counts half; see experience.md",
+    experience_bytes_max: Bytes = Field(
+        256 * 2**20, description="Bytes of experience in the memory of each process, about 1.6 kB a judged step"
+    )
+    experience_stale_s: Seconds = Field(
+        10.0, description="Age above which the memory of experience is called stale, in the reply, the log and a metric"
     )
     embedder: str = Field(
         MINILM,
@@ -147,6 +149,16 @@ class PlanningSettings(BaseModel):
         if self.conductor.startswith("worker:"):
             return "worker"
         return "url" if self.conductor.startswith(("http://", "https://")) else "directory"
+
+    @property
+    def conductor_worker(self) -> str | None:
+        """The name of the worker that plans, if one does."""
+        return self.conductor.removeprefix("worker:") if self.conductor_kind == "worker" else None
+
+    @field_validator("pool", mode="before")
+    @classmethod
+    def _is_empty(cls, path: object) -> object:
+        return path or None  # compose passes a variable that is not set as an empty one
 
     @field_validator("embedder")
     @classmethod

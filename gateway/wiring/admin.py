@@ -40,14 +40,13 @@ from gateway.service.admin.orgs import OrgAdmin
 from gateway.service.admin.pools import Pools
 from gateway.service.admin.sessions import Sessions
 from gateway.service.money.credits import Credits
+from gateway.service.policies.standings import Standings
 from gateway.service.ports.money import Budgets
 from gateway.service.request.auth import Authenticator
 from gateway.wiring.base import Base
 from gateway.wiring.conductor import ConductorParts, PolicyParts, check_of
 from gateway.wiring.requests import PoolParts
 from gateway.wiring.workers import DriftParts
-
-WORKER_PREFIX = "worker:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +70,7 @@ def admin_of(
     drift: DriftParts,
     checkers: CheckerWatch,
     conductor: ConductorParts | None,
+    standings: Standings,
 ) -> AdminParts:
     """Wire administration. `policies`: None if this gateway's conductor has one version."""
     settings, clock, engine = base.settings, base.clock, base.connections.background
@@ -85,7 +85,7 @@ def admin_of(
     balances, reports = Balances(budgets, clock), PostgresReports(engine)
     apis = (
         LoginApi(logins, secure=settings.oidc_redirect_url.startswith("https:")),
-        PagesApi(reports, operators, clock),
+        PagesApi(reports, operators, clock, standings),
         RolloutsApi(reports, explaining_of(base, reports), operators),
         FiguresApi(reports, pools, operators, clock, checkers),
         PlaygroundApi(operators, auth.owner, openai.completer.entered, openai.serve),
@@ -122,7 +122,6 @@ def logins_of(base: Base) -> tuple[Logins | None, PostgresLogins]:
 def _pools(base: Base, pool: PoolParts, store: PostgresAdmin) -> Pools:
     """The use case that reloads the pool file."""
     settings = base.settings
-    planner = settings.conductor.removeprefix(WORKER_PREFIX) if settings.conductor_kind == "worker" else None
     place = {"file": str(base.services.pool_file), "host": platform.node()}
     revisions = PostgresPools(base.connections.background)
     return Pools(
@@ -133,7 +132,7 @@ def _pools(base: Base, pool: PoolParts, store: PostgresAdmin) -> Pools:
         base.clock,
         base.metrics,
         store,
-        planner=planner,
+        planner=settings.conductor_worker,
         place=place,
         audits=base.alone,
     )

@@ -22,7 +22,7 @@ from gateway.adapters.host.clock import watch_loop
 from gateway.adapters.journal.shipper import Shipper
 from gateway.adapters.journal.spool import Spool
 from gateway.adapters.postgres.admin import PostgresAdmin
-from gateway.adapters.postgres.experience import OldCredit, OldVectors
+from gateway.adapters.postgres.experience.credit import OldCredit, OldVectors
 from gateway.adapters.postgres.operators.alerts import PostgresAlerts
 from gateway.adapters.postgres.reports.checks import PostgresChecks
 from gateway.adapters.postgres.reports.overview import PostgresReports
@@ -45,17 +45,19 @@ from gateway.config.settings import Services, Settings
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.pool.workers import MODEL_KINDS
+from gateway.errors import BatonError
 from gateway.service.admin.checkers import CheckerWatch
 from gateway.service.admin.figures import StoreGauges
 from gateway.service.admin.housekeeping import Sweep, run_sweeps
 from gateway.service.admin.sessions import Sessions
 from gateway.service.batches.background import BackgroundRunner
 from gateway.service.batches.run import BatchRunner
+from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.loop.routers import Earnings
 from gateway.service.money.drift import DriftWatch
 from gateway.service.money.recover import Recovery
 from gateway.service.money.stores import StoreGuard
-from gateway.service.policies.readiness import Shortage
+from gateway.service.policies.standings import Standings
 from gateway.service.ports.background import BackgroundStore
 from gateway.service.ports.counts import Count
 from gateway.service.ports.money import Budgets
@@ -84,7 +86,9 @@ from gateway.wiring.requests import (
     auth_of,
     embedder_of,
     idempotency_of,
+    lookup_of,
     media_of,
+    memory_of,
     money_of,
     openai_of,
     pool_of,
@@ -123,6 +127,7 @@ class Bundle:
     runner: BatchRunner
     background: BackgroundRunner
     watches: Mapping[str, Watch]  # by name; each runs until the gateway stops
+    standings: Standings
     alone: bool  # see `Base.alone`
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -144,6 +149,12 @@ class Bundle:
             await asyncio.wait_for(self.recovery.first.wait(), READY_S_MAX)
         self.tasks.append(asyncio.create_task(self.runner.run(), name="batches"))
         self.tasks.append(asyncio.create_task(self.background.run(), name="background"))
+
+    async def who_plans(self) -> str:
+        """Who plans in the default pool, and the next rung; without the counts while PostgreSQL is away."""
+        with suppress(BatonError):
+            await self.standings.rewards()
+        return self.standings.default.line
 
     def drain(self) -> None:
         """Turn readiness off; open requests go on."""
@@ -178,27 +189,29 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     conductor, (journal, shipper) = await conductor_of(base, pool), await journal_of(base, embedding)
     budgets, limits, guard = await money_of(base)
     policies, learned = policies_of(base, conductor, budgets, journal)
-    earnings, sticky, sessions = earnings_of(base, pool), sticky_of(base), sessions_of(base, budgets)
-    planners = planners_of(base, learned, conductor.pools if conductor else (), earnings)
-    catalog = Catalog(pool.first.pools, planners, policies.versions if policies else None)
+    trained, sticky, sessions = conductor.pools if conductor else (), sticky_of(base), sessions_of(base, budgets)
+    earnings, standings = earnings_of(base, learned, trained, pool.first.pools)
+    planners = planners_of(base, learned, trained, earnings)
+    catalog = Catalog(pool.first.pools, planners, policies.versions if policies else None, standings.short)
     drift = drift_of(base, catalog, pool.workers, budgets, journal)
     checkers = CheckerWatch(PostgresChecks(base.connections.background), catalog.has_checkers, clock)
+    planning, memory = conductor.planning if conductor else None, memory_of(base)
     completer = Completer(
         catalog=catalog,
         rounds=rounds_of(base, pool.workers, checkers.known),
         budgets=budgets,
         limits=limits,
         journal=journal,
-        store=base.store,
         embedder=embedder,
         clock=clock,
         metrics=base.metrics,
-        policies=admission_of(base, conductor.planning if conductor else None, shortage := shortage_of(base)),
+        policies=admission_of(base, planning, shortage := shortage_of(base)),
         redactor=redactor,
         sticky=sticky,
         states=states_of(base),
         sessions=sessions,
-        shortlist=shortlist_of(base, embedder),
+        shortlist=shortlist_of(base, embedder, memory),
+        looks=lookup_of(base, memory, embedder, redactor, catalog, planning),
         media=media_of(base),
         pick=policies.versions.pick if policies else no_version,
         held=drift.quarantines.of,
@@ -208,10 +221,14 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     health = _health(base, budgets, journal, conductor.conductor if conductor else None, policies)
     background, messages = background_of(base, flushed_together(base, journal), budgets, catalog, openai, redactor)
     batches = batches_of(base, completer, openai, background.api)
-    own = (SessionsApi(openai, sessions, budgets, clock), _outcomes(base, journal, redactor, auth), health)
+    own = (SessionsApi(openai, sessions, budgets, clock), _outcomes(base, journal, redactor, auth, memory), health)
     apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
-    admin = admin_of(base, pool, budgets, auth, policies, sessions, openai, drift, checkers, conductor)
+    admin = admin_of(
+        *(base, pool, budgets, auth, policies, sessions, openai, drift, checkers, conductor),
+        standings,
+    )
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
+    admin.pools.tell(follow=standings.adopt)
     return Bundle(
         public=_public(base, openai, [api.router() for api in apis], health),
         admin=_app("Baton admin", base, [*admin.routers, health.router()], health),
@@ -227,8 +244,10 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         idempotency=idempotency,
         runner=batches.runner,
         background=background.runner,
+        standings=standings,
         alone=base.alone,
-        watches=_watches(base, budgets, health, guard, embedding, earnings, sessions, drift, checkers, shortage),
+        watches=_watches(base, budgets, health, guard, memory, embedding, earnings, sessions, drift, checkers)
+        | {"shortage": shortage.run},
         sweeps=_sweeps(base, batches, background, idempotency, sticky, sessions, embedding, policies, drift, admin),
     )
 
@@ -296,17 +315,17 @@ def _watches(
     budgets: RedisBudgets,
     health: HealthApi,
     guard: StoreGuard,
+    memory: ExperienceMemory,
     embedding: Embedding | None,
     earnings: Earnings,
     sessions: Sessions,
     workers: DriftParts,
     checkers: CheckerWatch,
-    shortage: Shortage,
 ) -> dict[str, Watch]:
     engine, metrics = base.connections.background, base.metrics
     figures = StoreGauges(PostgresReports(engine), PostgresAdmin(engine), budgets, health.parts, base.clock, metrics)
     own: dict[str, Watch] = {"loop lag": partial(watch_loop, metrics.loop_late), "store": guard.run}
-    own |= {"earnings": earnings.run, "sessions": sessions.run, "checkers": checkers.run, "shortage": shortage.run}
+    own |= {"experience": memory.run, "earnings": earnings.run, "sessions": sessions.run, "checkers": checkers.run}
     own |= workers.watches(base.alone) | alert_watches(base, budgets, workers.watch)
     drift = DriftWatch(budgets, PostgresStore(engine), base.clock, metrics)
     once: dict[str, Watch] = {"figures": figures.run, "drift": drift.run}
@@ -319,8 +338,10 @@ def _recovery(base: Base, budgets: Budgets, journal: Journal, waiting: Backgroun
     return Recovery(budgets, base.store, journal, base.clock, sweep_s=sweep_s, lease_s=lease_s, kept=waiting.holds)
 
 
-def _outcomes(base: Base, journal: Journal, redactor: Redactor, auth: Authenticator) -> OutcomesApi:
-    outcomes = Outcomes(base.store, flushed_together(base, journal), base.clock, redactor)
+def _outcomes(
+    base: Base, journal: Journal, redactor: Redactor, auth: Authenticator, memory: ExperienceMemory
+) -> OutcomesApi:
+    outcomes = Outcomes(base.store, flushed_together(base, journal), base.clock, redactor, memory)
     reports = PostgresReports(base.connections.background)
     return OutcomesApi(outcomes, auth, reports, explaining_of(base, reports), base.settings.body_bytes_max)
 

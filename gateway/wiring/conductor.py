@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Container, Coroutine, Mapping
+from collections.abc import Container, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
@@ -29,8 +29,9 @@ from gateway.core.loop.prompt import Profile, prompt_hash
 from gateway.core.money.amounts import usd_to_nano
 from gateway.core.policies.earning import Bar
 from gateway.core.policies.manifest import check_prompt, manifest_of
+from gateway.core.policies.standing import Charge
 from gateway.core.policies.watch import Margins
-from gateway.core.pool.workers import Price, WorkerSpec
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.errors import ConfigError
 from gateway.service.admin.housekeeping import Sweep
 from gateway.service.loop.conducting import (
@@ -46,6 +47,7 @@ from gateway.service.policies.admin import PolicyAdmin
 from gateway.service.policies.attendance import Attendance
 from gateway.service.policies.readiness import Shortage, TrainingCheck, TrainingFacts
 from gateway.service.policies.shadow import ShadowedPlanner, ShadowLimits, Shadows
+from gateway.service.policies.standings import Standings
 from gateway.service.policies.versions import PolicyVersions, VersionLimits
 from gateway.service.policies.watcher import Watcher, WatchLimits
 from gateway.service.ports.money import Budgets
@@ -81,8 +83,8 @@ async def conductor_of(base: Base, pool: PoolParts) -> ConductorParts | None:
     own: dict[str, Any] = {}
     spec: WorkerSpec | None = None
     url, model, ref = services.conductor_url, services.conductor_model, settings.conductor_api_key
-    if settings.conductor_kind == "worker":
-        spec = pool.first.pools.worker(settings.conductor.removeprefix("worker:"))
+    if settings.conductor_worker is not None:
+        spec = pool.first.pools.worker(settings.conductor_worker)
         url, model, ref, price = spec.url, spec.model, spec.api_key, spec.price or FREE
         url = services.places.get(str(url), url)
         own = {"params": spec.params, "cannot": spec.cannot}
@@ -259,17 +261,24 @@ def _watch_limits(settings: Settings) -> WatchLimits:
 # ---------------------------------------------------------------- planners
 
 
-def _earns(settings: Settings) -> bool:
-    """Whether the conductor has to earn each kind of work."""
-    return settings.default_policy == "auto" and settings.conductor_outcomes_min > 0 and settings.pool is not None
+def charge_of(settings: Settings, *, plans: bool, trained: Iterable[str] = ()) -> Charge:
+    """Whom `baton` stands for. `plans`: whether there is a conductor. `trained`: the pools that it was trained for."""
+    bar, name = Bar(settings.conductor_outcomes_min), settings.conductor_worker or settings.conductor
+    if not plans or settings.default_policy == "rule":
+        return Charge("rule" if settings.pool else "simulated", "the rule", bar)
+    name = "the shipped conductor" if name in ("auto", "embedded") else name
+    if settings.pool is None:
+        return Charge("simulated", name, bar)
+    earns = settings.default_policy == "auto" and settings.conductor_outcomes_min > 0
+    return Charge("trial" if earns else "conductor", name, bar, settings.conductor_trial_share, frozenset(trained))
 
 
 def check_of(base: Base, conductor: ConductorParts | None, pool: str) -> TrainingCheck:
     """What tells how far the log is from a retraining. `pool`: the default one."""
     settings, engine = base.settings, base.connections.background
     profile = None if conductor is None else conductor.planning.profile
-    earns = _earns(settings) and not (conductor and pool in conductor.pools)
-    in_charge = conductor is not None and settings.default_policy != "rule" and not earns
+    charge = charge_of(settings, plans=conductor is not None, trained=conductor.pools if conductor else ())
+    in_charge = conductor is not None and (charge.mode in ("simulated", "conductor") or pool in charge.trained)
     facts = TrainingFacts(
         simulated=settings.pool is None,
         ships=settings.conductor_kind in ("embedded", "directory"),
@@ -285,13 +294,18 @@ def shortage_of(base: Base) -> Shortage:
     return Shortage(PostgresReadiness(base.connections.background).trainable)
 
 
-def earnings_of(base: Base, pool: PoolParts) -> Earnings:
-    """What `auto` knows of rule and conductor. Their rewards are compared by what a right answer is worth in the pools
-    that the gateway starts with."""
-    settings, pools = base.settings, pool.first.pools
+def earnings_of(
+    base: Base, learned: Planner | None, trained: Iterable[str], pools: PoolFile
+) -> tuple[Earnings, Standings]:
+    """What `auto` knows of rule and conductor, and who plans. Their rewards are compared by what a right answer is
+    worth in the pools that the gateway starts with."""
+    settings = base.settings
     worth = {name: settings.right_usd or listed_worth(pools.pool(name)).usd for name in pools.pools}
     rewards = partial(PostgresReports(base.connections.background).planner_rewards, worth)
-    return Earnings(rewards, Bar(settings.conductor_outcomes_min))
+    charge = charge_of(settings, plans=learned is not None, trained=trained)
+    standings = Standings(rewards, charge, pools)
+    standings.earned = earnings = Earnings(standings.rewards, charge.bar)
+    return earnings, standings
 
 
 def planners_of(
@@ -303,6 +317,7 @@ def planners_of(
     rule = RulePlanner()
     default: Planner | AutoPlanner = rule
     if learned is not None and settings.default_policy != "rule":
-        default = AutoPlanner(rule, learned, earnings, trained) if _earns(settings) else learned
+        earns = charge_of(settings, plans=True).mode == "trial"
+        default = AutoPlanner(rule, learned, earnings, trained) if earns else learned
     planners: list[Planner] = [*([learned] if learned else []), rule, VoteRouter(rule), CascadeRouter(rule)]
     return {"baton": (default, rule), **{f"baton/{planner.name}": (planner, rule) for planner in planners}}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.adapters.host.poolfile import PoolFileSource
+from gateway.adapters.postgres.experience.remembered import PostgresPast
 from gateway.adapters.postgres.store import PostgresResponses
 from gateway.adapters.postgres.turns import PostgresConversations, PostgresReplies, PostgresSessions
 from gateway.adapters.postgres.upkeep.claims import StoreLocks
@@ -26,6 +27,7 @@ from gateway.api.public.responses import ResponsesApi
 from gateway.config.planning import MINILM
 from gateway.config.serving import listed
 from gateway.config.settings import Settings, environment
+from gateway.core.log.redact import Redactor
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.loop.replies.errors import CheckerErrors
@@ -35,7 +37,9 @@ from gateway.service.admin.sessions import Sessions
 from gateway.service.batches.conversations import StoredConversations
 from gateway.service.loop.calls import Calls, RetryBudget
 from gateway.service.loop.candidates import Shortlist
-from gateway.service.loop.conducting import ConductorSettings
+from gateway.service.loop.conducting import ROUNDS_MOST, ConductorSettings
+from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
+from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.summaries import AUTO, NOBODY, SummaryRules
 from gateway.service.money.stores import StoreGuard
@@ -77,7 +81,8 @@ def pool_of(base: Base) -> PoolParts:
     names = {"BATON_JUDGE_MODEL": settings.judge_model}
     if settings.summarizer not in (NOBODY, AUTO):
         names["BATON_SUMMARIZER"] = settings.summarizer
-    source = PoolFileSource(base.services.pool_file, environment, settings.default_pool_name, names)
+    file, planner = base.services.pool_file, settings.conductor_worker
+    source = PoolFileSource(file, environment, settings.default_pool_name, names, planner)
     first = source.load()
     workers = pooled_workers(
         first.pools,
@@ -142,13 +147,13 @@ def admission_of(base: Base, planning: ConductorSettings | None, shortage: Short
         cost_nano=settings.caps_cost_nano_max,
         wall_s=settings.caps_wall_s_max,
     )
+    by_prompt = planning is not None and planning.profile == "guided"
     return Policies(
         caps=caps,
         planning_price=planning.price if planning else Price(),
         planning_tokens_max=planning.tokens_max if planning else 0,
         rounds=settings.conductor_rounds or 1,
-        rounds_if_cheap=2 if planning and planning.profile == "guided" and settings.conductor_rounds is None else 1,
-        examples_max=settings.plan_examples_max if planning and planning.profile == "guided" else 0,
+        rounds_most=ROUNDS_MOST if by_prompt and settings.conductor_rounds is None else 1,
         attempts_max=settings.retry_attempts_max,
         shares=Shares(
             settings.explore_share,
@@ -157,8 +162,6 @@ def admission_of(base: Base, planning: ConductorSettings | None, shortage: Short
             short=lambda: shortage.short,
         ),
         worth=worth_of(settings),
-        experience_k=settings.experience_neighbours,
-        experience_timeout_s=settings.experience_timeout_s,
         traced=bool(settings.otel_url),
     )
 
@@ -179,12 +182,41 @@ def embedder_of(base: Base, embedding: Embedding | None) -> LocalEmbedder | Http
     return base.closing(HttpEmbedder(url, model, key, timeout_s=timeout_s))
 
 
-def shortlist_of(base: Base, embedder: Embedder) -> Shortlist:
+def memory_of(base: Base) -> ExperienceMemory:
+    """The memory of experience."""
+    settings = base.settings
+    memory = ExperienceMemory(
+        PostgresPast(base.connections.lookups),
+        base.clock,
+        bytes_max=settings.experience_bytes_max,
+        stale_s=settings.experience_stale_s,
+        timeout_s=settings.experience_timeout_s,
+    )
+    base.metrics.gauge("experience_steps", "Judged steps in the memory of this process", lambda: memory.steps)
+    return base.closing(memory)
+
+
+def lookup_of(
+    base: Base,
+    memory: ExperienceMemory,
+    embedder: Embedder,
+    redactor: Redactor,
+    catalog: Catalog,
+    planning: ConductorSettings | None,
+) -> ExperienceLookup:
+    """Looks up what a request is planned by."""
+    settings = base.settings
+    examples_max = settings.plan_examples_max if planning and planning.profile == "guided" else 0
+    limits = LookupLimits(settings.experience_neighbours, settings.experience_timeout_s, examples_max)
+    return ExperienceLookup(memory, base.store, embedder, redactor, base.metrics, limits, catalog.shares_experience)
+
+
+def shortlist_of(base: Base, embedder: Embedder, memory: ExperienceMemory) -> Shortlist:
     """Chooses the candidates of a large pool."""
     settings = base.settings
     return Shortlist(
         embedder,
-        base.store,
+        memory,
         base.clock,
         settings.experience_neighbours,
         most=settings.candidates_max,

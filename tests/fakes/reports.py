@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.adapters.postgres import rows
 from gateway.core.log.counterfactual import JudgedPlan
+from gateway.core.policies.earning import Rewards
 from gateway.service.ports.admin import RolloutsQuery
 from tests.fakes.store import FakeStore
 
@@ -19,12 +20,16 @@ class FakeReports:
         self.store = store
         self.asked: list[Any] = []
         self.alike: list[JudgedPlan] = []
+        self.rewards: list[Rewards] = []
 
     async def overview(self, until: datetime, window_s: int) -> Mapping[str, Any]:
         self.asked.append((until, window_s))
         empty: dict[str, Any] = {name: [] for name in ("series", "by_key", "by_policy", "by_worker")}
         totals = {"requests": len(self.store.rows.rollouts)}
         return empty | {"since": "", "until": until.isoformat(), "truncated": False, "totals": totals}
+
+    async def planner_rewards(self) -> Sequence[Rewards]:
+        return self.rewards
 
     async def spend(self, until: datetime, days: int) -> Mapping[str, Any]:
         self.asked.append((until, days))

@@ -12,13 +12,17 @@ import pytest
 
 from gateway.adapters.upstream.client import Breaker
 from gateway.adapters.upstream.conductor import HttpConductor
+from gateway.adapters.upstream.pooled import pooled_workers
 from gateway.core.openai.structured import strict_schema
+from gateway.core.pool.workers import PoolFile
 from gateway.errors import ConductorError
 from gateway.service.loop.conducting import TIMES_MIN, Patience
 from gateway.service.ports.request import ConductorChunk, ConductorEnd
 from tests.contract.conductors import SCHEMA, planning_call
-from tests.kit import ONE_STEP, Kit
+from tests.kit import ONE_STEP, Kit, ask, model_worker
+from tests.upstreams.openai import OpenAI
 from tests.upstreams.server import Handler, Reply, Request, Server, event, event_stream, json_reply, raw_reply
+from tests.upstreams.vendor import Script
 from tests.waiting import BOUND_S
 
 
@@ -147,6 +151,30 @@ async def test_a_hang_costs_a_few_requests_a_little_and_the_others_nothing() -> 
             assert running.record.fallback in ("conductor_slow", "conductor_down")
     assert max(waits_s) < 30, "not the time-out of 60 s"
     assert [record.fallback for record in kit.metrics.records][-7:] == ["conductor_down"] * 7, "the breaker is open"
+
+
+FAILING_PLANNERS: dict[str, Handler] = {
+    "down": lambda request: json_reply({"error": {"message": "out of order"}}, 503),
+    "prose": sends(chunk("I would ask "), chunk("the best one.", "stop"), event("[DONE]")),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", list(FAILING_PLANNERS))
+async def test_a_planner_that_fails_over_http_has_each_question_answered_once(how: str, stream: bool) -> None:
+    async with conductor_on(FAILING_PLANNERS[how]) as conductor, OpenAI("key") as server:
+        server.script = Script("42")
+        workers = (model_worker("alpha", "atlas", url=server.base), model_worker("beta", "birch", url=server.base))
+        pools = PoolFile(workers=workers, pools={"default": ("alpha", "beta")})
+        pooled = pooled_workers(pools, {"alpha": "key", "beta": "key"}, b"secret")
+        try:
+            kit = Kit(workers=pooled, conductor=conductor, pools=pools, rounds=3)
+            served = [await kit.serve(ask(stream=stream)) for _ in range(8)]
+        finally:
+            await pooled.close()
+        assert [await kit.text(running) for running in served] == ["42"] * 8
+        assert len(server.requests) == 8
+        assert {running.record.fallback for running in served} <= {f"conductor_{name}" for name in ("down", "not_json")}
 
 
 async def test_a_hasty_request_does_not_open_the_breaker_for_the_others() -> None:

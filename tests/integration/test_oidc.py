@@ -28,11 +28,13 @@ from gateway.api.operator.login import CONSOLE_HEADER, SESSION, LoginApi, by_ses
 from gateway.api.operator.pages import PagesApi
 from gateway.api.operator.workers import WorkersApi
 from gateway.core.access.login import RoleRules
+from gateway.core.policies.standing import Charge
 from gateway.service.admin.logins import Logins
+from gateway.service.policies.standings import Standings
 from gateway.service.request.auth import Authenticator
 from tests.fakes.reports import FakeReports
 from tests.fakes.store import FakeStore
-from tests.kit import TestClock
+from tests.kit import TestClock, pool_file
 from tests.service.test_quarantine import Ward
 from tests.waiting import BOUND_S
 
@@ -158,6 +160,7 @@ class Site:
 async def site(pg_engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     monkeypatch.setattr("gateway.adapters.login.oidc.TIMEOUT_S", BOUND_S)
     clock, store = TestClock(), FakeStore()
+    reports = FakeReports(store)
     async with running(Provider()) as provider:
         oidc = OidcProvider(provider.issuer, CLIENT, SECRET, CALLBACK, "openid email")
         logins = Logins(oidc, PostgresLogins(pg_engine), clock, ROLES, session_s=600)
@@ -167,7 +170,7 @@ async def site(pg_engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> Async
         edge.install(app)
         for api in (
             LoginApi(logins, secure=False),
-            PagesApi(FakeReports(store), operators, clock),
+            PagesApi(reports, operators, clock, Standings(reports.planner_rewards, Charge("rule"), pool_file())),
             WorkersApi(ward.quarantines, operators),
         ):
             app.include_router(api.router())

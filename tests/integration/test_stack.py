@@ -15,7 +15,7 @@ import pytest
 from bench.engines.policies import write_adapter
 from gateway.cli.process import services
 from gateway.cli.process.datadir import KEYS, DataDir
-from gateway.cli.process.keyring import first_keys
+from gateway.cli.process.keyring import first_keys, key_admin
 from gateway.cli.process.services import Stack, conductor_offered, output_of
 from gateway.config import settings as config
 from gateway.config.settings import Services
@@ -64,6 +64,8 @@ async def test_servers_of_yours_are_used_and_migrated(yours: dict[str, Any]) -> 
     assert any("yours, migrated" in line for line in said)
     keys = await first_keys(found, stack.data)  # the tables are there
     assert keys.new
+    async with key_admin(found) as (admin, _):
+        assert [row.pools for row in (await admin.list_keys(2))[0] if row.key_class == "data"] == [("*",)]
 
 
 async def test_a_conductor_by_url_is_split_into_address_and_model(yours: dict[str, Any]) -> None:

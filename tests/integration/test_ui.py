@@ -19,15 +19,17 @@ from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.operator import rollouts as operator_rollouts
 from gateway.api.operator.pages import PagesApi, page_files
 from gateway.api.operator.rollouts import RolloutsApi
+from gateway.core.policies.standing import Charge
 from gateway.service.admin.explain import Explain
 from gateway.service.admin.keys import KeyAdmin
+from gateway.service.policies.standings import Standings
 from gateway.service.ports.admin import RolloutsQuery
 from gateway.service.request.auth import Authenticator
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.pools import FakePools
 from tests.fakes.reports import FakeReports
 from tests.fakes.store import FakeStore
-from tests.kit import TestClock
+from tests.kit import TestClock, pool_file
 from tests.records import T0_US, a_rollout, rollout_event
 
 ROUTES = ("/admin/overview", "/admin/rollouts", "/admin/rollouts/x", "/admin/rollouts/x/explain")
@@ -58,7 +60,9 @@ async def operator() -> AsyncIterator[Operator]:
     edge.install(app)
     operators = Operators(by_admin_key(Authenticator(store, peppers, clock)), 10_000)
     explaining = Explain(reports, FakePools(FakeAdmin(store)), FakeAdmin(store))
-    app.include_router(PagesApi(reports, operators, clock).router())
+    app.include_router(
+        PagesApi(reports, operators, clock, Standings(reports.planner_rewards, Charge("rule"), pool_file())).router()
+    )
     app.include_router(RolloutsApi(reports, explaining, operators).router())
     row, admin_key = await keys.create_key("ops", "admin")
     _, data_key = await keys.create_key("app")
@@ -134,6 +138,11 @@ async def test_the_overview_is_of_the_window_asked_for(operator: Operator) -> No
     reply = await operator.get("/admin/overview", window_s=900)
     assert reply.json()["totals"] == {"requests": 0}
     assert reply.headers["cache-control"] == "no-store"
+    (planner,) = reply.json()["planners"]
+    assert (planner["pool"], planner["rung"], planner["outcomes"]) == ("default", "learning", 0)
+    assert planner["line"] == (
+        "`baton`: the rule plans (0 outcomes). Next: about 24 outcomes until the rule routes 3 models by kind."
+    )
     await operator.get("/admin/overview")
     assert [window_s for _, window_s in operator.reports.asked] == [900, 3_600]
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,11 +17,11 @@ from gateway.core.loop.caps import Caps
 from gateway.core.loop.plan import WHY_CHARS_MAX
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import PoolFile, Price
+from gateway.service.loop.conducting import WRONG_GUESS, worthwhile_rounds
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd
-from gateway.service.request.admit import plans_cheaply
 from gateway.service.request.running import Running, reply_headers
 from tests.fakes.workers import Says
-from tests.kit import KEY, ONE_STEP, PRICE, Kit, ask, model_worker, plan
+from tests.kit import KEY, ONE_STEP, Kit, ask, model_worker, plan
 from tests.records import an_outcome
 
 WHY = "One short sum; atlas is right on those."
@@ -197,24 +198,74 @@ async def test_a_later_round_sees_head_and_tail_of_each_reply_and_what_is_left()
     assert record.rounds[1].shown["request"]["rounds"] == 2
 
 
-async def test_two_rounds_where_the_planner_costs_little_and_nothing_streams() -> None:
-    dear = Price(input_usd_per_mtok=Decimal(20), output_usd_per_mtok=Decimal(20))
-    pools = PoolFile(workers=(model_worker("alpha", "atlas", price=dear),), pools={"default": ("alpha",)})
-    kit = guided(lambda call: SHIP if "Replies" in str(call.messages) else ONE_STEP[0], pools=pools, rounds_if_cheap=2)
-    assert len((await kit.serve()).record.rounds) == 2
-    assert len((await kit.serve(ask(stream=True))).record.rounds) == 1
-    assert len((await kit.serve(rounds=1)).record.rounds) == 1
-    kit = guided((ONE_STEP[0], SHIP), rounds_if_cheap=2)
-    assert len((await kit.serve()).record.rounds) == 1  # of workers that cost what the planner does
+def usd(input_usd: str, output_usd: str) -> Price:
+    return Price(input_usd_per_mtok=Decimal(input_usd), output_usd_per_mtok=Decimal(output_usd))
 
 
-def test_what_little_is() -> None:
-    cheap = Price(input_usd_per_mtok=Decimal("0.05"), output_usd_per_mtok=Decimal("0.4"))
-    assert plans_cheaply(cheap, [model_worker("a", "atlas")])  # $0.00016 against $0.001
-    assert not plans_cheaply(PRICE, [model_worker("a", "atlas")])
-    free = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
-    assert not plans_cheaply(free, [model_worker("a", "atlas", price=free)])
-    assert not plans_cheaply(free, [])
+def priced_pool(*prices: Price) -> PoolFile:
+    workers = [model_worker(f"w{at}", f"w{at}x", price=price) for at, price in enumerate(prices)]
+    return PoolFile(workers=tuple(workers), pools={"default": tuple(spec.name for spec in workers)})
+
+
+def ships_at_once(call: ConductorCall) -> str:
+    return SHIP if "Replies" in str(call.messages) else plan(("w0x", None, []))
+
+
+async def rounds_of(pools: PoolFile, body: dict[str, Any] | None = None, **asked: Any) -> int:
+    """Plans of a request whose planner costs $1 and $2 a million tokens, and ships the first reply it sees."""
+    return len((await guided(ships_at_once, pools=pools, rounds_most=3).serve(body, **asked)).record.rounds)
+
+
+async def test_a_planner_sees_replies_where_that_costs_less_than_it_may_save() -> None:
+    far_apart, alike = priced_pool(usd("1", "2"), usd("20", "20")), priced_pool(usd("1", "2"), usd("1", "2"))
+    assert await rounds_of(far_apart) == 2
+    assert await rounds_of(far_apart, rounds=1) == 1
+    assert await rounds_of(alike) == 1  # nothing is saved by the cheaper of two equals
+    assert await rounds_of(priced_pool(usd("20", "20"))) == 1  # nobody to go on to
+    assert await rounds_of(alike, rounds=2) == 2  # the request asks for it
+
+
+async def test_a_stream_waits_for_a_second_look_only_if_its_client_follows_what_goes_on() -> None:
+    far_apart = priced_pool(usd("1", "2"), usd("20", "20"))
+    assert await rounds_of(far_apart, ask(stream=True)) == 1
+    assert await rounds_of(far_apart, ask(stream=True), progress="on") == 2
+
+
+async def test_a_long_request_is_worth_more_looks_than_a_short_one() -> None:
+    near = priced_pool(usd("1", "2"), usd("3", "6"))
+    assert await rounds_of(near) == 1
+    assert await rounds_of(near, ask("word " * 8_000)) == 2  # the plan's prompt quotes 6,000 characters of it
+
+
+def test_the_number_of_plans_that_costs_least() -> None:
+    dollar = 1_000_000_000
+    # plan 0.0008; gpt-5-nano 0.00014, gpt-4.1 0.0032: one plan costs 0.0040, two 0.0016 + 0.00014 + 0.0032 / 3
+    assert worthwhile_rounds(800_000, [140_000, 3_200_000], 3) == 2
+    assert worthwhile_rounds(0, [dollar, dollar // 2, dollar // 4], 3) == 3
+    assert worthwhile_rounds(0, [dollar, dollar // 2, dollar // 4], 2) == 2
+    assert worthwhile_rounds(dollar, [dollar, dollar // 2, dollar // 4], 3) == 1
+    assert worthwhile_rounds(0, [0, 0], 3) == 1  # of equals the fewest
+    assert worthwhile_rounds(5, [], 3) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_number_of_plans_is_the_one_of_a_simulation(seed: int) -> None:
+    draw = Random(seed)
+    plan_nano, ladder = draw.randrange(1, 400), sorted(draw.randrange(1, 1_000) for _ in range(3))
+
+    def simulated(rounds: int) -> float:
+        total = 0
+        for _ in range(20_000):
+            chain = [*ladder[: rounds - 1], ladder[-1]]
+            for at, nano in enumerate(chain):
+                total += plan_nano + nano
+                if at < rounds - 1 and draw.random() >= WRONG_GUESS:
+                    total += plan_nano  # the look that finds it right
+                    break
+        return total / 20_000
+
+    costs = {rounds: simulated(rounds) for rounds in (1, 2, 3)}
+    assert costs[worthwhile_rounds(plan_nano, ladder, 3)] <= 1.01 * min(costs.values())
 
 
 # ---------------------------------------------------------------- examples
@@ -240,7 +291,7 @@ async def test_plans_of_the_same_key_that_did_well_are_examples() -> None:
     assert await examples(kit, replace(KEY, workers=("alpha", "beta"))) == []  # grove is gone
     kit.store.away = True
     assert (await kit.serve()).record.status == "done"
-    assert kit.metrics.degradations == ["experience"]
+    assert kit.metrics.degradations == ["examples"]
 
 
 async def examples(kit: Kit, who: Principal) -> Sequence[dict[str, Any]]:

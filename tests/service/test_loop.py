@@ -47,6 +47,17 @@ async def test_one_step_answers_and_leaves_no_hold_open() -> None:
     assert await kit.open_nano() == 0
 
 
+async def test_the_header_of_baton_says_how_far_the_next_rung_is_and_can_still_be_read() -> None:
+    kit = Kit(standing=lambda pool: f"outcomes=3/24 of {pool}"[:13])
+    planned = (await kit.serve()).headers()["x-baton-policy"]
+    assert planned == "conductor; outcomes=3/24 (conductor@1)"
+    assert planned.partition(" (")[2].rstrip(")") == "conductor@1"
+    assert (await kit.serve(ask(model="baton/rule"))).headers()["x-baton-policy"] == "rule"
+    assert (await kit.serve(ask(model="alpha"))).headers()["x-baton-policy"] == "fixed:alpha"
+    down = Kit((ConductorError("down", "x"),), standing=lambda pool: "outcomes=3/24")
+    assert (await down.serve()).headers()["x-baton-policy"] == "rule; outcomes=3/24"
+
+
 async def test_two_steps_overlap_and_the_third_sees_both() -> None:
     script = plan(("atlas", None, []), ("birch", None, []), ("grove", "Choose the better one.", [0, 1]))
     slow = {name: Says(text, delay_s=0.1) for name, text in CANARIES.items()}
@@ -198,6 +209,71 @@ async def test_whatever_the_conductor_does_a_router_answers(line: str | Conducto
     assert running.record.policy_used == "rule"
     assert running.record.fallback == f"conductor_{reason}"
     assert await kit.open_nano() == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("line", [ConductorError("down", "x"), ConductorError("slow", "x"), "no plan, sorry"])
+async def test_a_planner_that_fails_costs_one_answer_whatever_rounds_are_left(
+    line: str | ConductorError, stream: bool
+) -> None:
+    kit = Kit((line,), {name: Says(text) for name, text in CANARIES.items()}, rounds=3)
+    running = await kit.serve(ask(stream=stream))
+    assert [call.worker.name for call in kit.workers.calls] == [running.record.steps[0].worker]
+    assert await kit.text(running) == CANARIES[running.record.steps[0].worker]
+    assert [(each.planner, each.refusal is None) for each in running.record.rounds] == [
+        ("conductor", False),
+        ("rule", True),
+    ]
+    assert (running.record.status, running.record.policy_used) == ("done", "rule")
+    assert await kit.open_nano() == 0
+
+
+async def test_a_router_that_replaces_the_planner_streams_although_rounds_are_left() -> None:
+    kit = Kit((ConductorError("down", "x"),), dict.fromkeys(CANARIES, Says("one two", piece_delay_s=0.02)), rounds=3)
+    running = await kit.start(ask(stream=True))
+    first = await anext(item async for item in items_of(running))
+    assert not running.finished.is_set()
+    assert first
+    await running.finished.wait()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("line", [ConductorError("down", "x"), "no plan, sorry"])
+async def test_a_planner_that_fails_in_a_later_round_ships_the_answer_that_is_there(
+    line: str | ConductorError, stream: bool
+) -> None:
+    kit = Kit((plan(("atlas", None, [])), line), {"alpha": Says("the first reply")}, rounds=3)
+    running = await kit.start(ask(stream=stream))
+    items = [item async for item in items_of(running)]
+    await running.finished.wait()
+    assert await kit.text(running) == "the first reply"
+    assert [call.worker.name for call in kit.workers.calls] == ["alpha"]
+    assert len(kit.conductor.calls) == 2
+    assert (running.record.policy_used, running.record.fallback) == (
+        "conductor",
+        f"conductor_{'not_json' if isinstance(line, str) else 'down'}",
+    )
+    assert bool(items) == stream
+
+
+async def test_an_earlier_reply_that_says_nothing_is_not_shipped_for_want_of_a_planner() -> None:
+    down = ConductorError("down", "x")
+    kit = Kit((plan(("atlas", None, [])), down), {"alpha": Says(""), "beta": Says("b"), "gamma": Says("g")}, rounds=3)
+    running = await kit.serve()
+    assert len(kit.workers.calls) == 2
+    assert [each.planner for each in running.record.rounds] == ["conductor", "conductor", "rule"]
+
+
+async def test_a_planner_that_fails_in_a_child_loop_costs_that_loop_one_answer() -> None:
+    parent = plan(("echo", "Work out the first half.", []), ("atlas", None, [0]))
+    down = ConductorError("down", "x")
+    kit = Kit((parent, down), rounds=3)
+    await kit.serve()
+    assert [call.worker.name for call in kit.workers.calls][1:] == ["alpha"]
+    child = next(e.payload for e in kit.journal.of_kind("rollout") if e.payload["depth"])
+    assert [each["planner"] for each in child["rounds"]] == ["conductor", "rule"]
+    assert len(kit.workers.calls) == 2
+    assert len(kit.conductor.calls) == 3  # the parent's, the child's, the parent's second round, which fails too
 
 
 async def test_a_conductor_that_hangs_is_cut_and_the_router_plans() -> None:

@@ -13,14 +13,15 @@ from gateway.core.loop.caps import Caps
 from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.replies.agreement import majority
 from gateway.core.money.amounts import Usage
-from gateway.core.pool.workers import Price, WorkerSpec
-from gateway.errors import BadRequest, UpstreamError
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
+from gateway.errors import BadRequest, Forbidden, UpstreamError
 from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
 from gateway.service.ports.request import WorkerCall
 from gateway.service.request.catalog import Shares
 from gateway.service.request.running import reply_headers
 from tests.fakes.workers import Says
-from tests.kit import KEY, Kit, ask, model_worker, pool_file
+from tests.kit import KEY, Kit, ask, model_worker, plan, pool_file
+from tests.unit.openai.test_chat import PNG, image, said
 
 RULE = RulePlanner(draws=False)
 
@@ -40,10 +41,7 @@ def kit(said: dict[str, Any], **more: Any) -> Kit:
     made = Kit(workers={**said, "vote": counted}, **more)
     made.catalog._planners |= {"baton/vote": (VoteRouter(RULE), RULE), "baton/cascade": (CascadeRouter(RULE), RULE)}
 
-    async def near(*_: Any) -> list[WorkerExperience]:
-        return [WorkerExperience(name, 50, success, nano, 1000) for name, (success, nano) in seen.items()]
-
-    made.store.experience_near = near  # type: ignore[method-assign, assignment]
+    made.knows(*(WorkerExperience(name, 50, success, nano, 1000) for name, (success, nano) in seen.items()))
     return made
 
 
@@ -64,6 +62,87 @@ async def test_the_majority_is_the_reply(stream: bool) -> None:
     assert asked(running) == ["beta", "gamma", "alpha", "vote"]  # the rule's order: what decides a tie comes first
     assert (running.record.policy_used, running.record.fallback) == ("vote", None)
     assert await made.open_nano() == 0
+
+
+# ---------------------------------------------------------------- a worker that plans
+
+
+def with_planner(**more: Any) -> PoolFile:
+    """A pool in which `brain` plans, and is the cheapest and the only one with eyes."""
+    cheap = Price(input_usd_per_mtok=Decimal("0.01"), output_usd_per_mtok=Decimal("0.01"))
+    return pool_file(
+        *(model_worker(name, f"x{name}", cannot=["image"]) for name in ("one", "two")),
+        model_worker("brain", "ember", price=cheap, answers=False, **more),
+    ).model_copy(update={"pools": {"default": ("one", "two", "brain", "vote"), "brain": ("brain",)}})
+
+
+@pytest.mark.parametrize("model", ["baton", "baton/rule", "baton/vote", "baton/cascade"])
+async def test_a_worker_that_plans_is_offered_to_no_planner_as_an_answerer(model: str) -> None:
+    made = kit({}, script=(plan(("ember", None, [])),), pools=with_planner())
+    record = (await made.serve(ask(model=model))).record
+    assert record.status == "done"
+    assert {call.worker.name for call in made.workers.calls} <= {"one", "two", "vote"}
+    assert "brain" not in [worker["name"] for worker in record.pool]
+    if model == "baton":
+        assert (record.fallback, "ember" in str(made.conductor.calls[0].messages)) == (
+            "conductor_unknown_worker",
+            False,
+        )
+
+
+async def test_a_worker_that_plans_answers_by_its_name_in_a_chain_and_where_no_other_can() -> None:
+    made, alone = kit({}, pools=with_planner()), replace(KEY, pools=("brain",))
+    for body, who in (
+        (ask(model="brain"), KEY),
+        (ask(model="baton/fixed:brain"), KEY),
+        (ask(model="baton/checked:brain>one@two"), KEY),
+        ({"model": "baton/rule", "messages": [said(image(PNG))]}, KEY),
+        (ask(model="baton/rule"), alone),  # of a pool in which there is no other model
+    ):
+        made.workers.calls.clear()
+        assert (await made.serve(body, who)).record.status == "done"
+        assert made.workers.calls[0].worker.name == "brain"
+
+
+async def test_the_pool_of_a_request_is_the_same_whoever_plans() -> None:
+    plans, answers = with_planner(), with_planner()
+    workers = tuple(spec.model_copy(update={"answers": True}) for spec in answers.workers)
+    hashes = [
+        (await kit({}, pools=pools).serve(ask(model="baton/rule"))).record.pool_hash
+        for pools in (plans, answers.model_copy(update={"workers": workers}))
+    ]
+    assert hashes[0] == hashes[1]
+
+
+# ---------------------------------------------------------------- a key's pools
+
+
+async def test_a_key_with_every_pool_uses_those_of_the_file_in_use() -> None:
+    made, every = kit({}, pools=with_planner()), replace(KEY, pools=("*",))
+    assert made.catalog.pools(every) == ("default", "brain")
+    record = (await made.serve(ask(model="baton/rule"), every)).record
+    assert record.pool_name == "default"
+    record = (await made.serve(ask(model="baton/rule"), every, pool="brain")).record
+    assert [step.worker for step in record.steps] == ["brain"]
+    made.catalog.adopt(with_planner().model_copy(update={"default": "brain"}))
+    assert made.catalog.pools(every) == ("brain", "default")
+    with pytest.raises(Forbidden, match=r"may not use pool `else`; it may use brain, default\."):
+        await made.serve(ask(), every, pool="else")
+
+
+@pytest.mark.parametrize("pool", ["brain", "nonsense"])
+async def test_a_pool_that_a_key_may_not_use_is_refused_with_the_command_and_no_word_of_whether_it_exists(
+    pool: str,
+) -> None:
+    with pytest.raises(Forbidden) as caught:
+        await kit({}, pools=with_planner()).serve(ask(), pool=pool)
+    assert caught.value.message == (
+        f"this key may not use pool `{pool}`; it may use default. An operator gives it more by "
+        f"`baton keys update {KEY.public_id} --pools default,…`, or '*' for all of them"
+    )
+
+
+# ---------------------------------------------------------------- vote and cascade
 
 
 async def test_a_voter_that_fails_leaves_the_others_to_vote() -> None:
@@ -217,11 +296,7 @@ async def test_requests_not_for_training_are_never_explored(metadata: dict[str, 
 @pytest.mark.parametrize(("n", "shown"), [(1, False), (2, True)])
 async def test_the_conductor_is_told_nothing_of_one_lucky_call(n: int, shown: bool) -> None:
     made = kit({})
-
-    async def near(*_: Any) -> list[WorkerExperience]:
-        return [WorkerExperience("alpha", n, 1.0, 100_000, 1000)]
-
-    made.store.experience_near = near  # type: ignore[method-assign, assignment]
+    made.knows(WorkerExperience("alpha", n, 1.0, 100_000, 1000))
     running = await made.serve(ask(model="baton/conductor"))
     assert ("10 of 10 right" in str(running.record.rounds[0].messages)) is shown
 

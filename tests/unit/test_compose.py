@@ -14,6 +14,8 @@ import pytest
 import yaml
 from jsonschema.validators import validator_for
 
+from gateway.adapters.host import poolfile
+from gateway.cli.process.services import starts_conductor
 from gateway.config import settings as config
 from gateway.config.settings import Settings
 
@@ -38,6 +40,16 @@ def compose(environ: dict[str, str]) -> dict[str, Any]:
 
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     return dict(yaml.safe_load(REFERENCE.sub(value, text)))
+
+
+def settings_of(service: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The settings of a container with that environment."""
+    for name in list(os.environ):
+        if name.startswith("BATON_"):
+            monkeypatch.delenv(name)
+    for name, value in service["environment"].items():
+        monkeypatch.setenv(name, "" if value is None else str(value))
+    return config.load()
 
 
 def command_of(tmp_path: Path, environ: dict[str, str], *words: str) -> list[str]:
@@ -87,19 +99,30 @@ def test_every_volume_is_declared_and_policies_lie_at_one_path() -> None:
 def test_the_gateway_knows_every_setting(
     environ: dict[str, str], service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = compose(environ)["services"][service]["environment"]
-    for name in list(os.environ):
-        if name.startswith("BATON_"):
-            monkeypatch.delenv(name)
-    for name, value in given.items():
-        monkeypatch.setenv(name, str(value))
-    settings = config.load()
+    settings = settings_of(compose(environ)["services"][service], monkeypatch)
     gpu = environ != SECRET
     assert settings.policy_engine == ("vllm-lora" if gpu else "auto")
     assert settings.conductor_kind == ("url" if gpu else "embedded")
     assert settings.policies_path == Path("/policies")
     if service == "gateway":
         assert settings.jobs_worker is not gpu
+
+
+@pytest.mark.parametrize(
+    "pool", [*(ROOT / "deploy" / "pools").glob("*.yaml"), None], ids=lambda path: path and path.stem
+)
+def test_it_starts_with_a_pool_of_ones_own_and_without(pool: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = None if pool is None else f"/etc/baton/pools/{pool.name}"
+    keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY"), "a-key-1")
+    service = compose(SECRET | keys | ({"BATON_POOL": inside} if inside else {}))["services"]["gateway"]
+    settings = settings_of(service, monkeypatch)
+    assert settings.pool == (inside and Path(inside))
+    assert "./deploy/pools:/etc/baton/pools:ro" in service["volumes"]
+    if pool is None:
+        assert starts_conductor(settings, None)  # the shipped one
+        return
+    environ = service["environment"] | {"RUN_PYTHON_KEY": "a-key-2"}
+    assert not starts_conductor(settings, poolfile.load(pool, environ))
 
 
 def test_the_layers_of_adapters_are_named_where_they_must_be(tmp_path: Path) -> None:

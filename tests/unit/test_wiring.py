@@ -19,8 +19,9 @@ from gateway.errors import ConfigError
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.loop.routers import Earnings
 from gateway.wiring.base import base_of
-from gateway.wiring.conductor import FREE, engine_of, planners_of
+from gateway.wiring.conductor import FREE, earnings_of, engine_of, planners_of
 from tests.fakes.conductor import ScriptedConductor
+from tests.kit import pool_file
 
 NOTHING_EARNED = Earnings(AsyncMock(return_value=()), Bar(30))
 URL = {
@@ -111,4 +112,6 @@ async def test_the_planner_of_baton_by_setting(given: dict[str, Any], planner: s
     async with AsyncExitStack() as opened:
         base = base_of(config.load(**given), services(), opened)
         learned = ConductorPlanner(ScriptedConductor(()), ConductorSettings("full", FREE, 1.0))
-        assert planners_of(base, learned, (), NOTHING_EARNED)["baton"][0].name == planner
+        earnings, standings = earnings_of(base, learned, (), pool_file())
+        assert planners_of(base, learned, (), earnings)["baton"][0].name == planner
+        assert standings.default.now.startswith("the rule plans") == (planner != "conductor")

@@ -249,7 +249,8 @@ def _judge(worker: WorkerSpec, index: int, workers: Sequence[WorkerSpec], docume
 
 class PoolFileSource:
     """The port PoolSource: the file, completed by the settings. `default`: the pool of keys that name none, instead of
-    the file's. `named`: workers that must exist, by the setting that names each."""
+    the file's. `named`: workers that must exist, by the setting that names each. `planner`: the worker that plans; it
+    answers no planned request unless the file says so."""
 
     def __init__(
         self,
@@ -257,16 +258,18 @@ class PoolFileSource:
         environment: Callable[[], Mapping[str, str]],
         default: str | None,
         named: Mapping[str, str | None],
+        planner: str | None = None,
     ) -> None:
         self._path = path
         self._environment = environment
         self._default = default
         self._named = named
+        self._planner = planner
 
     def load(self) -> LoadedPool:
         """Read the file and look its secrets up. A start and a reload make the same checks. Raises ConfigError."""
         env = self._environment()
-        pools = self._with_default(load(self._path, env))
+        pools = with_planner(self._with_default(load(self._path, env)), self._planner)
         for setting, worker in self._named.items():
             if worker:
                 pool_with(pools, setting, worker)
@@ -289,6 +292,20 @@ class PoolFileSource:
         if name not in pools.pools:
             raise ConfigError(f"BATON_DEFAULT_POOL_NAME={name}: no such pool; there are {', '.join(pools.pools)}")
         return pools.model_copy(update={"default": name})
+
+
+def with_planner(pools: PoolFile, planner: str | None) -> PoolFile:
+    """The pool file in which the worker that plans (None: no worker does) answers only if its entry says so. Raises
+    ConfigError."""
+    if planner is None:
+        return pools
+    models = {one.name: one for one in pools.workers if one.kind in MODEL_KINDS and one.task == "chat"}
+    if planner not in models:
+        raise ConfigError(f"BATON_CONDUCTOR=worker:{planner}: no such model; {_suggest(planner, list(models))}")
+    if "answers" in models[planner].model_fields_set:
+        return pools
+    plans = models[planner].model_copy(update={"answers": False})
+    return pools.model_copy(update={"workers": tuple(plans if one.name == planner else one for one in pools.workers)})
 
 
 def pool_with(pools: PoolFile, setting: str, worker: str) -> str:

@@ -34,40 +34,49 @@ WHERE kind IN ('posted', 'uncertain', 'credit')
 GROUP BY 1
 
 -- name: cosine
--- Fragment of experience_near: the likeness of a stored question; 0 for a vector of another embedder. The question asked is a sub-select so that a prepared
--- statement turns the array into a vector once, not once a row.
+-- Fragment of plans_near: the likeness of a stored question; 0 for a vector of another embedder. The question asked is a
+-- sub-select so that a prepared statement turns the array into a vector once, not once a row.
 coalesce(CASE WHEN e.embedder = :embedder
   THEN 1 - (e.embedding <=> (SELECT CAST(CAST(:embedding AS real[]) AS vector))) END, 0)
 
--- name: experience_near
--- Means over each worker's latest `recent` judged steps, weighted by how near and how new they are;
--- core/loop/experience/likeness.py says what that means. {cosine} is the fragment of that name, or 0 without pgvector.
-WITH wanted AS (
-  SELECT worker, version, coalesce((SELECT at FROM experience AS e WHERE e.worker = named.worker
-    ORDER BY at DESC OFFSET :recent - 1 LIMIT 1), '-infinity') AS since
-  FROM unnest(CAST(:workers AS text[]), CAST(:versions AS text[])) AS named (worker, version)
-), searched AS MATERIALIZED (
-  SELECT e.worker, e.rollout_id, e.step, e.success, e.cost_nano, e.latency_ms, e.at,
-    {cosine} + CASE WHEN e.task_type = :task_type THEN :same_type ELSE 0 END AS similarity
-  FROM wanted JOIN experience AS e
-    ON e.worker = wanted.worker AND e.worker_version = wanted.version AND e.at >= wanted.since
-), spread AS (
-  SELECT avg(similarity) AS mean, max(similarity) - avg(similarity) AS width FROM searched
-), placed AS (
-  SELECT searched.*, CASE WHEN width <= :spread_min THEN 1 ELSE (similarity - mean) / width END AS likeness
-  FROM searched CROSS JOIN spread WHERE width <= :spread_min OR similarity > mean
-), ordered AS (
-  SELECT *, sum(likeness) OVER latest - likeness AS newer, count(*) FILTER (WHERE likeness > :near) OVER latest AS place
-  FROM placed WINDOW latest AS (PARTITION BY worker ORDER BY at DESC, rollout_id DESC, step DESC
-    ROWS UNBOUNDED PRECEDING)
-), counted AS (
-  SELECT *, least(1, (likeness - :near) / (:nearest - :near))
-    * power(0.5, newer / CAST(:half_life AS double precision)) AS weight
-  FROM ordered WHERE likeness > :near AND place <= :k
-)
-SELECT worker, sum(weight), sum(weight * success) / sum(weight), sum(weight * cost_nano) / sum(weight),
-  sum(weight * latency_ms) / sum(weight)
-FROM counted GROUP BY worker HAVING sum(weight) >= :least ORDER BY worker
+-- name: judged_step
+-- Fragment: the columns of a step in memory, in the order of `recall.JudgedStep`; a vector as its bytes, times in
+-- microseconds.
+CAST(rollout_id AS text), round, step, org, key_id, pool_name, worker, worker_version, task_type, embedder,
+  array_send(CAST(embedding AS real[])), success, cost_nano, latency_ms, weight, source,
+  CAST(extract(epoch FROM at) * 1000000 AS bigint), CAST(extract(epoch FROM changed_at) * 1000000 AS bigint)
+
+-- name: experience_recent
+-- The organisations of the `recent` latest changes of experience, the latest first.
+SELECT org FROM (SELECT org, changed_at FROM experience ORDER BY changed_at DESC LIMIT :recent) AS latest
+GROUP BY org ORDER BY max(changed_at) DESC LIMIT :most
+
+-- name: experience_begin
+-- The clock, and the workers of whom an owner has experience: one step in the index for each. {owner} is the column.
+SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint), ARRAY(
+  WITH RECURSIVE known AS (
+    SELECT (SELECT min(worker) FROM experience WHERE {owner} = :name) AS worker
+    UNION ALL
+    SELECT (SELECT min(worker) FROM experience WHERE {owner} = :name AND worker > known.worker)
+    FROM known WHERE known.worker IS NOT NULL
+  )
+  SELECT worker FROM known WHERE worker IS NOT NULL LIMIT :most)
+
+-- name: experience_latest
+-- The latest judged steps of a worker that an owner has.
+SELECT {step} FROM experience WHERE {owner} = :name AND worker = :worker ORDER BY at DESC LIMIT :most
+
+-- name: experience_changes
+-- Which steps of these organisations and pools changed after a time, the oldest change first.
+SELECT CAST(rollout_id AS text), round, step, CAST(extract(epoch FROM changed_at) * 1000000 AS bigint), org, pool_name
+FROM experience
+WHERE changed_at > timestamptz 'epoch' + CAST(:since_us AS bigint) * interval '1 microsecond'
+  AND (org = ANY(:orgs) OR pool_name = ANY(:pools))
+ORDER BY changed_at LIMIT :most
+
+-- name: experience_of_rollouts
+-- All judged steps of these rollouts.
+SELECT {step} FROM experience WHERE rollout_id = ANY(CAST(:ids AS uuid[]))
 
 -- name: plans_near
 -- Plans of one key's latest `recent` requests that were judged well: the nearest questions first, then the cheapest. A
@@ -88,11 +97,6 @@ WITH latest AS (
     AND jsonb_array_length(q.plan -> 'steps') > 0)
 )
 SELECT request, plan, pool, cost_nano FROM placed WHERE similarity >= :near ORDER BY similarity DESC, cost_nano LIMIT :k
-
--- name: experience_exists
--- Those of these workers of whom a step was judged.
-SELECT name FROM unnest(CAST(:names AS text[])) AS named (name)
-WHERE EXISTS (SELECT FROM experience WHERE worker = name)
 
 -- name: won_exists
 -- Those of these keys of whom a request was judged well.

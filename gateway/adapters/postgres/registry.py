@@ -25,7 +25,7 @@ from gateway.adapters.postgres import audit as store_audit
 from gateway.adapters.postgres import policy_files
 from gateway.adapters.postgres.admin_tables import policy_events, policy_versions
 from gateway.adapters.postgres.database import transaction
-from gateway.adapters.postgres.experience import version_figures
+from gateway.adapters.postgres.experience.credit import version_figures
 from gateway.adapters.postgres.policy_files import STORED_BYTES_MAX, Incoming, PolicyShelf
 from gateway.adapters.postgres.tables import policy_shadows
 from gateway.core.access.audit import Act

@@ -257,8 +257,9 @@ experience = Table(
     timestamp("changed_at", nullable=False, server_default=text("clock_timestamp()")),
     ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], ondelete="CASCADE"),
     Index(None, "worker", "at"),
-    Index(None, "pool_name"),
-    Index(None, "org", "changed_at"),
+    Index(None, "pool_name", "worker", "at"),
+    Index(None, "org", "worker", "at"),
+    Index(None, "changed_at"),
 )
 
 dead_letters = Table(

@@ -18,6 +18,7 @@ from gateway.api.edge.bodies import Operators, number
 from gateway.api.edge.stack import Router
 from gateway.core.openai.shapes import unknown_parameter
 from gateway.errors import BadRequest
+from gateway.service.policies.standings import Standings
 from gateway.service.ports.admin import Reports
 from gateway.service.ports.request import Clock
 
@@ -49,6 +50,7 @@ class PagesApi:
     reports: Reports
     operators: Operators
     clock: Clock
+    standings: Standings
 
     def router(self) -> Router:
         """The routes."""
@@ -74,11 +76,12 @@ class PagesApi:
 
     async def overview(self, request: Request) -> Response:
         """Requests, dollars, errors, fallbacks and latencies of the last `window_s` seconds (3600), by key, policy and
-        worker."""
+        worker. `planners`: who plans in each pool, the next rung and how far away it is, the default pool first."""
         await self.operators.act(request)
         query = parameters(request, "window_s")
         window_s = number(query.get("window_s", str(WINDOW_S_DEFAULT)), "window_s", WINDOW_S_MIN, WINDOW_S_MAX)
-        return private(await self.reports.overview(self.clock.now(), window_s))
+        planners = [standing.as_json() for standing in await self.standings.count()]
+        return private({**await self.reports.overview(self.clock.now(), window_s), "planners": planners})
 
 
 def _serving(content: bytes, media_type: str) -> Any:

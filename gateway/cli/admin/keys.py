@@ -56,7 +56,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _add_rights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--pools", type=_names, default=ABSENT, metavar="A,B", help="pools it may use; none: the default one"
+        "--pools",
+        type=_names,
+        default=ABSENT,
+        metavar="A,B",
+        help="pools it may use; none: the default one; '*': all of them",
     )
     parser.add_argument(
         "--workers", type=_names, default=ABSENT, metavar="A,B", help="workers it may use; none: all of them"

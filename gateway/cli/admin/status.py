@@ -80,7 +80,10 @@ def _optional(client: AdminClient, path: str) -> list[Any]:
 def _text(report: Mapping[str, Any]) -> str:
     totals, parts = report["overview"]["totals"], report["ready"]["parts"]
     away = [name for name, state in parts.items() if state != "ok"]
+    first, *others = report["overview"]["planners"]
     lines = [
+        first["line"],
+        *(f"{each['pool']}: {each['line']}" for each in others if each["outcomes"]),
         f"{report['ready']['status']}" + (f"; away: {', '.join(away)}" if away else f": {', '.join(parts)}"),
         f"{totals['requests']} requests, {totals['errors']} failed, {totals['fallbacks']} fallbacks, "
         f"{totals['capped']} capped, ${nano_to_usd(totals['cost_nano'])}, p95 {_ms(totals['latency_p95_ms'])}",

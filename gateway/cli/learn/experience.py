@@ -50,7 +50,7 @@ async def _judges(database_url: str) -> list[dict[str, Any]]:
 
 async def _recredit(database_url: str, *, dry: bool) -> dict[str, int]:
     from gateway.adapters.postgres.database import connected
-    from gateway.adapters.postgres.experience import OldCredit
+    from gateway.adapters.postgres.experience.credit import OldCredit
 
     async with connected(database_url, pool_size=1) as engine:
         work, counted = OldCredit(engine), 0

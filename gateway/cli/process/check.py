@@ -14,17 +14,21 @@ from dataclasses import dataclass
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.propensity import trust_in
 from gateway.adapters.host import poolfile
+from gateway.adapters.host.poolfile import with_planner
 from gateway.adapters.postgres import migrate
 from gateway.adapters.redis import server as redis_server
 from gateway.adapters.upstream.mcp import tool_servers
 from gateway.cli.process.services import CHOICES, conductor_offered, starts_conductor
 from gateway.config import settings as config
+from gateway.core.policies.standing import standing_of
 from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import MODEL_KINDS, PoolFile
 from gateway.errors import ConfigError, EngineDown, Unavailable
 from gateway.service.ports.pools import LoadedPool
+from gateway.wiring.conductor import charge_of
 
 SERVER_TIMEOUT_S = 10.0
+NO_POOL = PoolFile.model_construct(workers=(), pools={})  # of the simulated workers, which are not started
 
 
 def run(options: argparse.Namespace) -> int:
@@ -176,17 +180,10 @@ def conductor_line(settings: config.Settings, pool: PoolFile | None, environ: Ma
 
 
 def planner_line(settings: config.Settings, pool: PoolFile | None, plans: bool) -> str:
-    """Which planner the model name `baton` stands for."""
-    if not plans:
-        return "`baton` is the rule router, or a live version that was published here"
-    if settings.default_policy == "rule":
-        return "`baton` is the rule router"
-    own = conductor_offered(settings)[1].pools if settings.conductor_kind in ("embedded", "directory") else ()
-    known = pool is None or (settings.default_pool_name or pool.default) in own
-    if settings.default_policy == "conductor" or not settings.conductor_outcomes_min or known:
-        return "`baton` is the conductor"
-    return (
-        "`baton` is the rule router; a task type goes to the conductor once both have "
-        f"{settings.conductor_outcomes_min} judged requests of it and the conductor's mean reward is surely higher "
-        "(BATON_DEFAULT_POLICY=conductor: at once)"
-    )
+    """Whom the model name `baton` stands for, and the next rung. Outcomes are not counted here: `baton status` does."""
+    manifests = plans and settings.conductor_kind in ("embedded", "directory")
+    charge = charge_of(settings, plans=plans, trained=conductor_offered(settings)[1].pools if manifests else ())
+    if pool is None:
+        return standing_of(NO_POOL, NO_POOL.default, charge, None).line
+    name = settings.default_pool_name or pool.default
+    return standing_of(with_planner(pool, settings.conductor_worker), name, charge, None).line

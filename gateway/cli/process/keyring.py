@@ -22,6 +22,7 @@ from gateway.cli.process.datadir import JUDGE, KEYS, DataDir
 from gateway.config import settings as config
 from gateway.config.settings import Services
 from gateway.core.access import keys
+from gateway.core.pool.workers import EVERY_POOL
 from gateway.service.admin.audit import Auditor
 from gateway.service.admin.keys import KeyAdmin
 
@@ -90,7 +91,7 @@ async def first_keys(services: Services, data: DataDir, mode: WantedKeys = "alwa
             return FirstKeys(stored["data_key"], stored["admin_key"], new=False)
         if mode == "never" or (mode == "first" and await store.key_exists()):
             return FirstKeys(None, None, new=False)
-        _, data_key = await admin.create_key("first data key", "data")
+        _, data_key = await admin.create_key("first data key", "data", pools=(EVERY_POOL,))
         _, admin_key = await admin.create_key("first admin key", "admin")
     data.write(KEYS, {"data_key": data_key, "admin_key": admin_key})
     return FirstKeys(data_key, admin_key, new=True)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gateway.wiring.build import Bundle
 
 EXIT_RUNNING = 3
+BANNER_CHARS = 120
 READ_KEY = "$OPENAI_API_KEY"  # of a shell; OpenAI's SDK reads it by itself
 SIMULATED = """
 The workers are simulated: they answer exercises like the one below (arithmetic, units, dates, tables, strings, lists,
@@ -128,8 +130,8 @@ class _Run:
             if settings.jobs_worker and find_spec("policy") is not None:
                 await stack.run(EmbeddedWorker(data.path, write_settings(settings, data, services.database_url)))
             took_s, simulated = time.monotonic() - self._began_s, settings.pool is None
-            shown = keys.new and settings.show_keys
-            _say(banner(facts, data.path, new=shown, took_s=took_s, simulated=simulated))
+            shown, plans = keys.new and settings.show_keys, await bundle.who_plans()
+            _say(banner(facts, data.path, new=shown, took_s=took_s, simulated=simulated, plans=plans))
             with runtime.large_pages():
                 await self._hangups.serve(bundle.admin_parts.pools)  # until another signal cancels it
         finally:
@@ -169,10 +171,12 @@ def _wanted_keys(settings: Settings) -> WantedKeys:
     return "always" if settings.database_url is None else "first"
 
 
-def banner(facts: Mapping[str, Any], data_dir: Path, *, new: bool, took_s: float, simulated: bool = False) -> str:
+def banner(
+    facts: Mapping[str, Any], data_dir: Path, *, new: bool, took_s: float, simulated: bool = False, plans: str = ""
+) -> str:
     """Addresses, keys, and two snippets that work when pasted. `new`: this start made the keys, so they are shown, this
     once; later the snippets read the data key from the facts. `simulated`: the workers are, so it says what they
-    know."""
+    know. `plans`: who plans, and the next rung."""
     where = data_dir / FACTS
     key_note = (
         f"made at the first start; see {where}" if facts["admin_key"] else "none of its own: the database has keys"
@@ -190,6 +194,8 @@ Baton serves after {took_s:.1f} s. Ctrl-C drains and stops everything it started
   admin URL   {facts["admin_url"]}   (a page: what was asked, planned, answered and spent)
   admin key   {admin_key}
   all this    {where}
+
+{fill(plans, BANNER_CHARS)}
 {SIMULATED if simulated else ""}
 With curl:
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.core.pool.workers import PoolFile, plain_pools
+from gateway.core.pool.workers import EVERY_POOL, PoolFile, plain_pools
 
 
 class KeyNames(Protocol):
@@ -52,10 +52,12 @@ def lost_names(keys: Iterable[KeyNames], before: PoolFile, after: PoolFile) -> d
 
 
 def _valid_names(key: KeyNames, file: PoolFile) -> set[str]:
-    """The names of a key that exist in a file. A key without pools has the default pool."""
-    pools = [name for name in key.pools or (file.default,) if name in file.pools]
+    """The names of a key that exist in a file. A key without pools has the default pool; one that has every pool names
+    none."""
+    every = EVERY_POOL in key.pools
+    pools = [name for name in (file.pools if every else key.pools or (file.default,)) if name in file.pools]
     reached = {worker for name in pools for worker in file.pools[name]}
-    return set(pools if key.pools else ()) | reached.intersection(key.workers)
+    return set(pools if key.pools and not every else ()) | reached.intersection(key.workers)
 
 
 def change_lines(diff: Mapping[str, Any]) -> list[str]:

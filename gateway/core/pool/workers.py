@@ -45,6 +45,7 @@ _HOST = re.compile(r"[a-z]+://([^/?#]*)", re.IGNORECASE)
 _FAMILY = re.compile(  # of a model's name: a known one anywhere in it, else the letters that it begins with
     r"(?i)claude|gemini|gemma|gpt|grok|deepseek|kimi|glm|minimax|mistral|magistral|llama|nova|qwen|^[a-z]+"
 )
+EVERY_POOL = "*"  # in a key's pools: all of the file, whatever file is used
 WORKERS_MAX = 2000  # of a pool file; a request is planned over a few of them (service/loop/candidates.py)
 Handle = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{1,15}$")]
 _TOKEN_PRICES = {"input_usd_per_mtok", "output_usd_per_mtok"}
@@ -98,6 +99,11 @@ class WorkerSpec(FrozenModel):
     hosted: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], ...] = Field(
         default=(), max_length=32, description="openai: types of hosted tools that its server runs, e.g. web_search"
     )
+    answers: bool = Field(
+        default=True,
+        description="whether planned requests may be answered by it; without this field a worker that plans "
+        "(BATON_CONDUCTOR=worker:NAME) does not",
+    )
     bills: bool = Field(
         default=False, description="charge the `usage.cost` (dollars) that it reports, up to the call's worst case"
     )
@@ -120,8 +126,10 @@ class WorkerSpec(FrozenModel):
 
     @cached_property
     def identity(self) -> str:
-        """The worker's identity as JSON: all fields but the references to its secrets and its tokenizer."""
-        left_out: dict[str, Any] = dict.fromkeys(("api_key", "env", "tokenizer", *_later_defaults(self)), True)
+        """The worker's identity as JSON: all fields but the references to its secrets, its tokenizer and its part."""
+        left_out: dict[str, Any] = dict.fromkeys(
+            ("api_key", "answers", "env", "tokenizer", *_later_defaults(self)), True
+        )
         part_prices = (*PROMPT_PARTS.values(), *REPLY_PARTS.values(), "unit_usd")
         unset = {name for name in part_prices if self.price is not None and getattr(self.price, name) is None}
         unset |= set() if self.price is not None and self.price.above else {"above"}
@@ -229,6 +237,7 @@ class PoolFile(FrozenModel):
     workers: tuple[WorkerSpec, ...] = Field(min_length=1, max_length=WORKERS_MAX)
     pools: dict[str, tuple[str, ...]]
     default: str = "default"
+    share_experience: tuple[str, ...] = ()  # pools in which evidence of other organisations counts, within a bound
 
     @model_validator(mode="after")
     def _names_agree(self) -> PoolFile:
@@ -248,9 +257,15 @@ class PoolFile(FrozenModel):
             for name in names:
                 if name not in worker_names:
                     raise ValueError(f"pool `{pool}` names `{name}`, which is not under workers")
+        self._check_pools()
+        return self
+
+    def _check_pools(self) -> None:
         if self.default not in self.pools:
             raise ValueError(f"`default` is `{self.default}`, which is not under pools ({', '.join(self.pools)})")
-        return self
+        for pool in self.share_experience:
+            if pool not in self.pools:
+                raise ValueError(f"`share_experience` names `{pool}`, which is not under pools")
 
     def worker(self, name: str) -> WorkerSpec:
         """The worker called `name`. Raises KeyError."""
@@ -335,7 +350,7 @@ def _plain_worker(worker: WorkerSpec) -> dict[str, Any]:
         amounts["above"] = tiers
     later = ("fetches", "command", "env", "tools", "hosted")
     left_out = {"api_key", "name", "price"} | {name for name in later if not getattr(worker, name)}  # older files' hash
-    left_out |= {"api"} if worker.api == "chat" else set()
+    left_out |= {name for name, default in (("api", "chat"), ("answers", True)) if getattr(worker, name) == default}
     plain = worker.model_dump(mode="json", exclude=left_out) | {"price": amounts}
     if worker.env:
         plain["env"] = {name: "(secret)" if is_reference(value) else value for name, value in worker.env.items()}

@@ -12,6 +12,7 @@ from gateway.core.access.audit import Act
 from gateway.core.access.keys import KeyClass, Role
 from gateway.core.loop.caps import Caps
 from gateway.core.openai.shapes import check_names
+from gateway.core.pool.workers import EVERY_POOL
 from gateway.errors import BadRequest, Conflict, Forbidden, NotFound
 from gateway.service.admin import limits
 from gateway.service.admin.limits import bad as _bad
@@ -53,8 +54,9 @@ class KeyAdmin:
         self, name: str, key_class: str = "data", *, act: Act = ITSELF, **fields: Any
     ) -> tuple[KeyRow, str]:
         """A new key's row and its secret. Fields (CREATABLE) that are absent or None set no limit; no pools: the
-        default pool; no workers: all of its pools; no role: that of an admin. Raises BadRequest, which names field and
-        fix, Forbidden for a role that may not, and Unavailable when the store is away."""
+        default pool; EVERY_POOL: all of them; no workers: all of its pools; no role: that of an admin. Raises
+        BadRequest, which names field and fix, Forbidden for a role that may not, and Unavailable when the store is
+        away."""
         known_class = _one_of("key_class", key_class, get_args(KeyClass))
         _check_right(act, known_class)
         values = self._values(check_names(fields, CREATABLE), fields.get("pools"))
@@ -146,6 +148,8 @@ class KeyAdmin:
 
     def _known_pools(self, value: Any) -> list[str]:
         names = _names("pools", value)
+        if names == [EVERY_POOL]:
+            return names
         for name in names:
             if name not in self._pools:
                 raise _bad("pools", f"no pool `{name[:64]}`; known are {', '.join(sorted(self._pools))}")
@@ -153,6 +157,7 @@ class KeyAdmin:
 
     def _known_workers(self, value: Any, pools: Sequence[str]) -> list[str]:
         names = _names("workers", value)
+        pools = () if EVERY_POOL in pools else pools
         workers = {worker for pool in pools or self._pools for worker in self._pools.get(pool, ())}
         for name in names:
             if name not in workers:

@@ -6,7 +6,9 @@ import asyncio
 import math
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Draw, Meter
@@ -30,15 +32,48 @@ from gateway.core.loop.prompt import (
 from gateway.core.loop.reader import PlanReader
 from gateway.core.loop.shown import PromptInput, ShownWarm
 from gateway.core.money.amounts import Usage, cost_nano, input_tokens_bound, worst_case_nano
-from gateway.core.pool.workers import Price
+from gateway.core.openai.usage import BYTES_PER_TOKEN
+from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec
 from gateway.errors import ConductorError
+from gateway.service.loop.bodies import price_of
+from gateway.service.loop.routers import USAGE_GUESS
 from gateway.service.loop.state import EarlyStart, Situation
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd, Sampling
 
 PROMPTED_TOKENS_MAX, TRAINED_TOKENS_MAX = 4096, 512  # of a plan: a model that plans by prompt may think first
 TIMES_MIN, TIMES_MAX = 20, 200  # planning times that are known before the limit follows them, and that are remembered
 USUAL_SHARE, PATIENCE_FACTOR = 0.95, 4
+PLAN_GUESS = Usage(2_000, 150)  # a typical planning call
+ROUNDS_MOST = 3  # plans of a request whose planner plans by prompt
+WRONG_GUESS = 1 / 3  # of the replies of a worker that is not the dearest: what an unknown worker counts with
 PROMPTED_VERSIONS = tuple(f"{profile}-{PROMPT_VERSION}" for profile in PROMPTED)
+
+
+def worthwhile_rounds(plan_nano: int, call_nanos: Sequence[int], most: int) -> int:
+    """The number of plans, 1 to `most`, with which a request is expected to cost least; of equals the fewest.
+
+    A planner with one plan has to be safe at once: it pays itself and the dearest worker. One with more may begin with
+    the cheapest, look at the reply, and go on to the next only where that is wrong: it pays a plan for each look, and
+    the dearest worker seldom. `call_nanos`: the expected price of a call of each worker that may answer."""
+    ladder = sorted(call_nanos)
+
+    def expected_nano(rounds: int) -> float:
+        plans, calls, reach = 1.0, 0.0, 1.0
+        for nano in ladder[: rounds - 1]:
+            plans, calls, reach = plans + reach, calls + reach * nano, reach * WRONG_GUESS
+        return plans * plan_nano + calls + reach * ladder[-1]
+
+    return min(range(1, min(most, len(ladder)) + 1), key=expected_nano, default=1)
+
+
+def looks_worth(
+    price: Price, workers: Sequence[WorkerSpec], conversation: Sequence[Mapping[str, Any]], most: int
+) -> int:
+    """The same of a planner with this price for a conversation that one of these workers answers."""
+    tokens = max(USAGE_GUESS.prompt_tokens, input_tokens_bound(conversation) // BYTES_PER_TOKEN)
+    usage = replace(USAGE_GUESS, prompt_tokens=tokens)
+    calls = [cost_nano(price_of(spec), usage) for spec in workers if spec.kind in MODEL_KINDS]
+    return worthwhile_rounds(cost_nano(price, PLAN_GUESS), calls, most)
 
 
 class Patience:

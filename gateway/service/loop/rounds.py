@@ -14,9 +14,7 @@ from typing import Any
 from gateway.core.log.rollout import RoundRecord, StepRecord, close_record
 from gateway.core.loop.plan import Plan, PlanLimits, Step
 from gateway.core.loop.replies.errors import NO_ERRORS, CheckerErrors
-from gateway.core.loop.shown import ShownRequest
 from gateway.core.loop.turns.marks import asks_client
-from gateway.core.money.amounts import input_tokens_bound
 from gateway.core.money.details import sum_details
 from gateway.core.openai.chat import NOTHING_HOSTED
 from gateway.core.openai.parts import media_kinds
@@ -36,13 +34,12 @@ from gateway.errors import (
 from gateway.service.loop.calls import Calls, step_id
 from gateway.service.loop.checks import check_limits
 from gateway.service.loop.routers import FixedPlanner, RulePlanner
-from gateway.service.loop.shown import replies_of, shown_worker
+from gateway.service.loop.shown import replies_of, shown_request, shown_worker
 from gateway.service.loop.state import EarlyStart, Loop, Planner, Situation, StepRun, child_record
 from gateway.service.loop.steps import StepRunner, replay
 from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
 from gateway.service.loop.tools import boxes_of
 
-BYTES_PER_TOKEN = 4  # of a prompt, about
 RESTORE_S = 5.0
 FATAL = (MoneyUnavailable, SpoolFull)  # without money or a log nothing may run, not even the fallback
 
@@ -101,7 +98,10 @@ class Rounds:
         missed: ContractMissed | None = None
         for number in range(1, loop.rounds + 1):
             final = number == loop.rounds
-            ran = await self._round(loop, number, final)
+            try:
+                ran = await self._round(loop, loop.planner, number, final)
+            except (ConductorError, PlanRefused) as refused:
+                return await self._without_planner(loop, number, refused, body)
             if ran is None:  # an empty plan: ship the previous answer
                 break
             if isinstance(ran.error, ContractMissed) and not final:
@@ -117,37 +117,42 @@ class Rounds:
         await replay(body, loop)
         return body
 
-    async def _round(self, loop: Loop, number: int, final: bool) -> StepRun | None:
-        """Plan and run one round. Returns the last step, or None for an empty plan."""
-        situation = self.situation(loop, number, loop.planner)
-        record = self._planning(loop, loop.planner)
+    async def _round(self, loop: Loop, planner: Planner, number: int, final: bool) -> StepRun | None:
+        """Plan and run one round. Returns the last step, or None for an empty plan. Raises ConductorError or
+        PlanRefused if the planner makes no plan that can be used."""
+        record = self._planning(loop, planner)
         graph = _Graph(self._steps, loop, record, final)
         try:
-            return await graph.run(loop.planner, situation, self._clock.now_us)
+            return await graph.run(planner, self.situation(loop, number, planner), self._clock.now_us)
         except (ConductorError, PlanRefused) as refused:
             record.refusal = refused.reason
-            if loop.fallback is None:
-                raise
-            loop.record.fallback = f"{loop.planner.name}_{refused.reason}"
-            if refused.reason == "depth_cap":
-                loop.record.capped = "depth"
+            raise
         finally:
             record.finished_us = record.finished_us or self._clock.now_us()
-        return await self._fall_back(loop, loop.fallback, number, final)
+
+    async def _without_planner(
+        self, loop: Loop, number: int, refused: ConductorError | PlanRefused, body: Mapping[str, Any] | None
+    ) -> Mapping[str, Any]:
+        """The answer of a loop whose planner failed: `body` of an earlier round, else what the fallback plans. No round
+        follows: a planner that is away costs no second answer. Raises `refused` if there is no fallback."""
+        if loop.fallback is None:
+            raise refused
+        loop.record.fallback = f"{loop.planner.name}_{refused.reason}"
+        if refused.reason == "depth_cap":
+            loop.record.capped = "depth"
+        loop.rounds = number
+        if body is not None and _stands(loop, body):
+            await replay(body, loop)
+            return body
+        return await self._answer(loop, await self._fall_back(loop, loop.fallback, number, True), number, True)
 
     async def _fall_back(self, loop: Loop, router: Planner, number: int, final: bool) -> StepRun:
         """Let the fallback router plan instead, within the same deadline."""
-        record = self._planning(loop, router)
-        graph = _Graph(self._steps, loop, record, final)
         try:
-            last = await graph.run(router, self.situation(loop, number, router), self._clock.now_us)
+            last = await self._round(loop, router, number, final)
         except PlanRefused as refused:
-            record.refusal = refused.reason
-            raise UpstreamError(
-                f"{refused.message}; try again later", code="no_worker", retryable=True, dispatched=False
-            ) from None
-        finally:
-            record.finished_us = record.finished_us or self._clock.now_us()
+            what = f"{refused.message}; try again later"
+            raise UpstreamError(what, code="no_worker", retryable=True, dispatched=False) from None
         if last is None:
             raise UpstreamError(f"router {router.name} planned nothing", code="no_worker", dispatched=False)
         return last
@@ -191,10 +196,9 @@ class Rounds:
         done = [run.body for run in answers if run.body is not None and run.record.status == "done"]
         if why == "contract" and not done:  # a reply that missed the planner's contract is better than none
             done = [run.body for run in answers if run.body is not None and isinstance(run.error, ContractMissed)]
-        bodies = [body for body in done if loop.shape is None or loop.shape.fits(body)]
-        if isinstance(error, FATAL) or begun or not bodies or not (reply_text(bodies[-1]) or asks_client(bodies[-1])):
+        body: Mapping[str, Any] | None = next((each for each in reversed(done) if _stands(loop, each)), None)
+        if isinstance(error, FATAL) or begun or body is None:
             raise error
-        body = bodies[-1]
         loop.record.capped = loop.record.capped or why
         await replay(body, loop)
         return body
@@ -235,18 +239,9 @@ class Rounds:
             quality=loop.quality,
             version=loop.version,
             rollout_id=loop.record.id if loop.depth == 0 else None,
-            request=None if unseen else self._shown_request(loop),
+            request=None if unseen else shown_request(loop, self._clock.monotonic_s()),
             examples=loop.examples,
             warm=loop.warm,
-        )
-
-    def _shown_request(self, loop: Loop) -> ShownRequest:
-        return ShownRequest(
-            rounds=loop.rounds,
-            nano_left=max(0, loop.tree.meter.left_nano),
-            seconds_left=max(0.0, loop.tree.deadline_s - self._clock.monotonic_s()),
-            tokens=input_tokens_bound(loop.conversation) // BYTES_PER_TOKEN,
-            needs=tuple(sorted(loop.needs)),
         )
 
     # ------------------------------------------------------------ child loops
@@ -386,6 +381,11 @@ class _Graph:
         self.loop.runs.append(run)
         self.loop.record.steps.append(record)
         return self.steps.run(self.loop, run, answers=answers, streams=streams)
+
+
+def _stands(loop: Loop, body: Mapping[str, Any]) -> bool:
+    """Whether a reply may be shipped as it is: it says something, in the promised shape."""
+    return bool(reply_text(body) or asks_client(body)) and (loop.shape is None or loop.shape.fits(body))
 
 
 def _has_other_workers(loop: Loop) -> bool:

@@ -12,8 +12,18 @@ from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.replies.errors import CheckerErrors
 from gateway.core.loop.replies.judging import pair_verdict
 from gateway.core.loop.replies.kinds import Reply, ReplyKind, read_message, wanted_kind
-from gateway.core.loop.shown import SHOWN_MIN, ShownExperience, ShownPlan, ShownReply, ShownWorker, price_tier
+from gateway.core.loop.shown import (
+    SHOWN_MIN,
+    ShownExperience,
+    ShownPlan,
+    ShownReply,
+    ShownRequest,
+    ShownWorker,
+    price_tier,
+)
+from gateway.core.money.amounts import input_tokens_bound
 from gateway.core.openai.reply import reply_text
+from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, WorkerSpec
 from gateway.service.loop.bodies import price_of
@@ -24,6 +34,17 @@ from gateway.service.ports.request import WonPlan
 EXAMPLE_CHARS_MAX = 200  # of a question or a task in an example
 SHOWN_KEPT = 4096  # workers
 SHOWN_TOOLS_MAX, SIGNATURE_CHARS_MAX = 12, 160  # of one worker's tools
+
+
+def shown_request(loop: Loop, now_s: float) -> ShownRequest:
+    """A request as the conductor's prompt shows it at `now_s` of the monotonic clock: what it needs, what is left."""
+    return ShownRequest(
+        rounds=loop.rounds,
+        nano_left=max(0, loop.tree.meter.left_nano),
+        seconds_left=max(0.0, loop.tree.deadline_s - now_s),
+        tokens=input_tokens_bound(loop.conversation) // BYTES_PER_TOKEN,
+        needs=tuple(sorted(loop.needs)),
+    )
 
 
 def shown_worker(

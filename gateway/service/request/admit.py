@@ -17,7 +17,7 @@ from gateway.core.log.rollout import RolloutRecord
 from gateway.core.log.spans import HEADER, traceparent_of
 from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.shown import CONVERSATION_CHARS_MAX
-from gateway.core.money.amounts import Usage, cost_nano, nano_to_usd, worst_case_nano
+from gateway.core.money.amounts import nano_to_usd, worst_case_nano
 from gateway.core.money.ledger import Hold, Scope, budget_spent, scopes_of
 from gateway.core.money.sessions import Session, SessionRequest, session_spent
 from gateway.core.openai.chat import ChatRequest
@@ -26,11 +26,11 @@ from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.tasks.replies import logged_params
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.models import is_checker
-from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec, pool_hash
+from gateway.core.pool.workers import Price, WorkerSpec, pool_hash
 from gateway.errors import BadRequest, BatonError, BudgetExceeded, CapReached, DeadlineExceeded, MoneyUnavailable
 from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, price_of, task_worst
+from gateway.service.loop.conducting import looks_worth
 from gateway.service.loop.routers import (
-    USAGE_GUESS,
     CascadeRouter,
     CheckedRouter,
     FixedPlanner,
@@ -48,8 +48,6 @@ from gateway.service.request.running import Kept, Progress, RateEntry, Reservati
 PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-"}  # of ids; others begin with their name
 PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
 QUOTED_TOKENS_BOUND = 4 * CONVERSATION_CHARS_MAX  # of the conversation in it
-PLAN_GUESS = Usage(2_000, 150)  # a typical planning call
-CHEAP_SHARE = 0.25
 CHECK_TOKENS_BOUND = 2_000  # of a checker's task and the tags around a reply, in bytes
 REPLY_BYTES_PER_TOKEN = 16  # of a reply that a checker reads: no common token is longer
 WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
@@ -74,10 +72,7 @@ class Policies:
     rounds: int
     attempts_max: int
     shares: Shares
-    experience_k: int
-    experience_timeout_s: float
-    rounds_if_cheap: int = 1  # plans of a request that does not stream, where a plan costs little beside the workers
-    examples_max: int = 0  # plans of the same key that the prompt shows
+    rounds_most: int = 1  # plans of a request, as far as they are worth their price
     traced: bool = False  # whether requests have a `traceparent`
     worth: Mapping[str, Any] = field(default_factory=dict)  # of a right answer, where no key says: usd, seconds
 
@@ -312,16 +307,18 @@ class Admission:
         )  # for each call and each check
         return self._policies.attempts_max * (calls + checks) + again
 
-    def _rounds(self, choice: Choice, chat: ChatRequest) -> int:
-        """The plans of a request that asks for no number. A stream has the first reply as it is written."""
-        policies = self._policies
-        if policies.rounds_if_cheap == 1 or chat.stream or not plans_cheaply(policies.planning_price, choice.workers):
+    def _rounds(self, choice: Choice, context: RequestContext) -> int:
+        """The plans of a request that asks for no number: as many as are worth their price. A stream has the reply as
+        it is written, and so one plan, unless its client follows what goes on before it."""
+        policies, chat = self._policies, context.chat
+        if policies.rounds_most == 1 or (chat.stream and context.progress == "off"):
             return policies.rounds
-        return max(policies.rounds, policies.rounds_if_cheap)
+        looks = looks_worth(policies.planning_price, choice.workers, chat.messages, policies.rounds_most)
+        return max(policies.rounds, looks)
 
     def loop(self, context: RequestContext, choice: Choice, running: Running) -> Loop:
         record, chat, reserved = running.record, context.chat, running.reserved
-        caps = reserved.caps
+        caps, running.standing = reserved.caps, choice.standing
         workers, draw = list(choice.workers), None
         if not isinstance(choice.planner, FixedPlanner):  # else nothing is drawn, and no prompt shows the workers
             draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
@@ -335,7 +332,7 @@ class Admission:
         tree.summaries.workers = choice.summarizers
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
-        rounds = ROUNDS_OF.get(type(planner)) or context.rounds or max(self._rounds(choice, chat), trained)
+        rounds = ROUNDS_OF.get(type(planner)) or context.rounds or max(self._rounds(choice, context), trained)
         return Loop(
             record=record,
             tree=tree,
@@ -361,12 +358,6 @@ class Admission:
             drawn=choice.drawn,
             reserve=choice.reserve,
         )
-
-
-def plans_cheaply(price: Price, workers: Sequence[WorkerSpec]) -> bool:
-    """Whether a plan costs at most a quarter of the mean call of these workers, both of a typical size."""
-    calls = [cost_nano(price_of(spec), USAGE_GUESS) for spec in workers if spec.kind in MODEL_KINDS]
-    return sum(calls) > 0 and cost_nano(price, PLAN_GUESS) * len(calls) <= CHEAP_SHARE * sum(calls)
 
 
 def _call_nano(spec: WorkerSpec, sizes: Sizes, output_bound: int, chat: ChatRequest) -> int:

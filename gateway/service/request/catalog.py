@@ -13,6 +13,7 @@ from gateway.core.openai.chat import Endpoint
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.models import is_checker, vendor_params
 from gateway.core.pool.workers import (
+    EVERY_POOL,
     MODEL_KINDS,
     TOOL_KINDS,
     Capability,
@@ -27,6 +28,7 @@ from gateway.service.loop.routers import AutoPlanner, CheckedRouter, FixedPlanne
 from gateway.service.loop.state import Planner
 
 OFFERS_MAX = 256  # kept; of a large pool one has the size of its list
+AUTO = "baton"  # the policy of the settings
 OURS = "baton/"
 CONDUCTOR = "baton/conductor"
 FIXED_PREFIX = "baton/fixed:"
@@ -73,7 +75,13 @@ class Choice:
     pool_hash: str = ""  # of `pool_workers`; empty: of `workers`
     drawn: Mapping[str, float] = field(default_factory=dict)  # of the candidates, those at random: the probability
     reserve: tuple[WorkerSpec, ...] = ()  # in quarantine: asked only where every other worker failed
+    standing: str = ""  # how far the next rung is, for a header
     summarizers: tuple[WorkerSpec, ...] = ()  # who may sum up what a prompt has no room for, the cheapest first
+
+
+def no_standing(pool: str) -> str:
+    """Nobody counts outcomes."""
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +114,14 @@ class Shares:
 
 
 class _Offer:
-    """The workers of a pool that a key may use for a task."""
+    """The workers of a pool that a key may use for a task. `planned`: those of a planned request, without the models
+    that only plan, unless there is no other model; `rest`: all of them, if `planned` is fewer."""
 
     def __init__(self, workers: tuple[WorkerSpec, ...]) -> None:
         self.workers = workers
+        answering = tuple(spec for spec in workers if spec.answers)
+        self.planned = answering if any(spec.kind in MODEL_KINDS for spec in answering) else workers
+        self.rest = workers if len(self.planned) < len(workers) else ()
         self.by_name = {spec.name: spec for spec in workers}
         self.hash = pool_hash(workers)
 
@@ -123,9 +135,12 @@ class Catalog:
         pools: PoolFile,
         planners: Mapping[str, tuple[Planner | AutoPlanner, Planner | None]],
         versions: NamedVersions | None = None,
+        standing: Callable[[str], str] = no_standing,
     ) -> None:
+        """`standing`: how far the next rung of a pool's planner is, for a header."""
         self._planners = dict(planners)
         self._versions = versions
+        self._standing = standing
         self.adopt(pools)
 
     def adopt(self, pools: PoolFile) -> None:
@@ -143,6 +158,10 @@ class Catalog:
         """The names of all workers of the pool file in use."""
         return [worker.name for worker in self._pools.workers]
 
+    def shares_experience(self, pool: str) -> bool:
+        """Whether evidence of other organisations counts in a pool of the file in use."""
+        return pool in self._pools.share_experience
+
     def has_checkers(self) -> bool:
         """Whether any worker of the pool file in use may check replies."""
         return any(map(is_checker, self._pools.workers))
@@ -155,20 +174,27 @@ class Catalog:
         """
         pool_name = self._pool_name(principal, pool)
         offer = self._offer(principal, pool_name, TASKS[endpoint])
-        workers = offer.workers
         if endpoint != "chat":
             return self._single_worker(model, pool_name, offer, endpoint)
         if model in self._planners:
             planner, fallback = self._planners[model]
-            return Choice(model, planner, fallback, pool_name, workers, revision=self._revision)
+            choice = self._planned(model, planner, fallback, pool_name, offer)
+            return replace(choice, standing=self._standing(pool_name)) if model == AUTO else choice
         if model.startswith(CHECKED_PREFIX):
             return self._checked(model, pool_name, offer)
         version = (
             self._versions.by_name(model.removeprefix(OURS)) if self._versions and model.startswith(OURS) else None
         )
         if version is not None and CONDUCTOR in self._planners:
-            return Choice(model, *self._planners[CONDUCTOR], pool_name, workers, version, self._revision)
+            return replace(self._planned(model, *self._planners[CONDUCTOR], pool_name, offer), version=version)
         return self._single_worker(model, pool_name, offer, endpoint)
+
+    def _planned(
+        self, model: str, planner: Planner | AutoPlanner, fallback: Planner | None, pool: str, offer: _Offer
+    ) -> Choice:
+        """The choice of a request that `planner` plans, over the workers that may answer it."""
+        choice = Choice(model, planner, fallback, pool, offer.planned, revision=self._revision)
+        return replace(choice, pool_workers=offer.rest, pool_hash=offer.hash)
 
     def _checked(self, model: str, pool_name: str, offer: _Offer) -> Choice:
         """The choice of a chain of workers and its checker; the rule answers where all of them fail. Raises NotFound
@@ -186,7 +212,8 @@ class Catalog:
             )
         fallback = self._planners.get(RULE, (None, None))[0]
         rule = None if isinstance(fallback, AutoPlanner) else fallback
-        return Choice(model, router, rule, pool_name, offer.workers, revision=self._revision)
+        workers = tuple(spec for spec in offer.workers if spec in offer.planned or spec.name in router.names)
+        return replace(self._planned(model, router, rule, pool_name, offer), workers=workers)
 
     def _single_worker(self, model: str, pool_name: str, offer: _Offer, endpoint: Endpoint) -> Choice:
         """The choice of a single worker, without a fallback. Of a model the others are no candidates, so that a request
@@ -232,13 +259,18 @@ class Catalog:
 
     def pools(self, principal: Principal) -> Sequence[str]:
         """The pools that this key may use, its default pool first."""
-        return principal.pools or (self._pools.default,)
+        if EVERY_POOL not in principal.pools:
+            return principal.pools or (self._pools.default,)
+        default = self._pools.default
+        return (default, *(name for name in self._pools.pools if name != default))
 
     def _pool_name(self, principal: Principal, header: str | None) -> str:
         names = self.pools(principal)
         if header is not None and header not in names:
             raise Forbidden(
-                f"this key may not use pool `{header[:64]}`; it may use {', '.join(names)}", param="x-baton-pool"
+                f"this key may not use pool `{header[:64]}`; it may use {', '.join(names)}. An operator gives it more "
+                f"by `baton keys update {principal.public_id} --pools {','.join(names)},…`, or '*' for all of them",
+                param="x-baton-pool",
             )
         name = header or names[0]
         if name not in self._pools.pools:

@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gateway.core.access.keys import Principal
 from gateway.core.loop.caps import Caps
 from gateway.core.money.amounts import worst_case_nano
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import MediaPart, media_parts, remote_parts
+from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BadRequest, CapReached, context_exceeded
@@ -30,14 +32,13 @@ from gateway.service.loop.summaries import NOBODY, SummaryRules
 from gateway.service.ports.request import TokenCounter
 from gateway.service.request.catalog import Choice
 
-BYTES_PER_TOKEN = 4  # of a prompt, about
 BYTES_PER_TOKEN_MOST = 8  # of any text that people write: English has between four and five
 RAISE_CAP = ", or raise x-baton-max-tokens as far as the key allows"
 LONGER_CONTEXT = ", or name a model whose context is longer"
 Sizes = Mapping[str, PromptSize]  # of the request's prompt, by worker name
 Bounds = Callable[[Choice, Caps, Sizes, ChatRequest], object]
 Held = Callable[[Sequence[WorkerSpec]], Sequence[WorkerSpec]]
-Shortlisting = Callable[[Choice, ChatRequest, int, str], Awaitable[Choice]]
+Shortlisting = Callable[[Choice, ChatRequest, int, Principal], Awaitable[Choice]]
 
 
 def asked_workers(asked: Choice | Loop) -> list[WorkerSpec]:
@@ -131,6 +132,8 @@ def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     named = choice.planner.name.removeprefix("fixed:") if choice.fallback is None else None
     if any((spec.kind in MODEL_KINDS or named) and named in (None, spec.name) for spec in left):
         return replace(choice, workers=left)
+    if named is None and choice.pool_workers:  # only a worker that plans may be able to
+        return with_able_workers(replace(choice, workers=choice.pool_workers, pool_workers=()), chat)
     what = min(min(names) for name, names in lacks.items() if names and named in (None, name))
     where = next((part.where for part in media_parts(chat.messages) if part.kind == what), what)
     whom = "no worker that this key may use here takes" if named is None else f"worker {named} does not take"
@@ -158,23 +161,23 @@ class Fitter:
         self._held = held
 
     async def fit(
-        self, choice: Choice, chat: ChatRequest, input_bound: int, caps: Caps, log_mode: str
+        self, choice: Choice, chat: ChatRequest, input_bound: int, caps: Caps, who: Principal
     ) -> tuple[Choice, Sizes]:
         """The choice with those workers, and the size of its prompt for each. Workers in quarantine are among them
         where no other could take the request. Raises BadRequest."""
         sound = without(choice, self._held)
         if sound is not choice:
             try:
-                fitted, sizes = await self._fit(sound, chat, input_bound, caps, log_mode)
+                fitted, sizes = await self._fit(sound, chat, input_bound, caps, who)
                 self._bounds(fitted, caps, sizes, chat)
                 return fitted, sizes
             except (BadRequest, CapReached):
                 pass  # of the sound workers, none has room for it, or is cheap enough
-        return await self._fit(choice, chat, input_bound, caps, log_mode)
+        return await self._fit(choice, chat, input_bound, caps, who)
 
     async def _fit(
-        self, choice: Choice, chat: ChatRequest, input_bound: int, caps: Caps, log_mode: str
+        self, choice: Choice, chat: ChatRequest, input_bound: int, caps: Caps, who: Principal
     ) -> tuple[Choice, Sizes]:
-        choice = await self._shortlist(choice, chat, input_bound // BYTES_PER_TOKEN, log_mode)
+        choice = await self._shortlist(choice, chat, input_bound // BYTES_PER_TOKEN, who)
         sizes = await prompt_sizes(self._tokens, choice, chat, input_bound, caps)
         return with_roomy_workers(choice, chat, sizes, caps), sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,8 @@ from gateway.core.access.keys import Principal
 from gateway.core.log.events import uuid7
 from gateway.core.log.outcome import TEXT_CHARS_MAX, Judgement, Outcome, check_idempotency_key, requested
 from gateway.core.log.redact import Redactor
-from gateway.errors import BadRequest, NotFound
+from gateway.errors import BadRequest, BatonError, NotFound
+from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.ports.request import Clock, Journal, Store
 
 NOT_KEPT = "[not kept]"
@@ -19,11 +21,20 @@ NOT_KEPT = "[not kept]"
 class Outcomes:
     """Stores outcomes and reads rollouts, for the key that owns them."""
 
-    def __init__(self, store: Store, journal: Journal, clock: Clock, redactor: Redactor | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        journal: Journal,
+        clock: Clock,
+        redactor: Redactor | None = None,
+        memory: ExperienceMemory | None = None,
+    ) -> None:
+        """`memory`: of the process, which knows an outcome before its reply leaves."""
         self._redactor = redactor or Redactor()
         self._store = store
         self._journal = journal
         self._clock = clock
+        self._memory = memory
 
     async def add(self, principal: Principal, body: object, idempotency_key: str | None) -> dict[str, Any]:
         """Attach one outcome to a rollout. Raises BadRequest, which names the field, and NotFound for a rollout that
@@ -42,6 +53,9 @@ class Outcomes:
             idempotency_key=key,
         )
         outcome_id, new = await self._store.outcome_insert(outcome)
+        if new and self._memory is not None and judgement.value is not None:
+            with suppress(BatonError):  # it is stored, and the memory reads it within a second
+                await self._memory.refresh()
         return {"id": outcome_id, "object": "baton.outcome", "rollout_id": outcome.rollout_id, "created": new}
 
     def _scrub_judgement(self, judgement: Judgement, mode: str) -> Judgement:

@@ -197,6 +197,7 @@ class Running:
         self.principal = entry.who
         self.reserved = reserved
         self.progress: Progress = "off"
+        self.standing = ""  # how far the next rung of its planner is
         self.left: dict[str, str] = {}  # headers: what is left of its session
         self.stopped: BatonError | None = None  # why its session ended it
         self.kept: Kept | None = None  # of a request in the background: what is saved of it
@@ -292,7 +293,7 @@ class Running:
 
     def headers(self) -> dict[str, str]:
         """The x-baton headers, as far as they are known."""
-        return reply_headers(self.record) | self.left
+        return reply_headers(self.record, self.standing) | self.left
 
     def _wake(self, came: bool = True) -> None:
         if self._reader is not None and not self._reader.done():
@@ -310,9 +311,11 @@ def overhead_ms(record: RolloutRecord, now_us: int) -> float:
     return (now_us - record.created_us - covered_us(spans)) / 1000
 
 
-def reply_headers(record: RolloutRecord) -> dict[str, str]:
-    """The x-baton headers, as far as they are known."""
+def reply_headers(record: RolloutRecord, standing: str = "") -> dict[str, str]:
+    """The x-baton headers, as far as they are known. `standing` goes behind the policy's name where the rule or the
+    conductor planned, before the brackets of a version."""
     policy = record.policy_used or record.policy_requested
+    policy += f"; {standing}" if standing and policy in ("rule", "conductor") else ""
     version = f" ({record.policy_version})" if record.policy_version else ""
     headers = {
         "x-baton-rollout-id": record.id,
@@ -328,6 +331,9 @@ def reply_headers(record: RolloutRecord) -> dict[str, str]:
         headers["x-baton-left-out"] = ", ".join(dict.fromkeys(left_out))
     if record.fallback:
         headers["x-baton-fallback"] = record.fallback
+    if (memory := record.memory) and memory["state"] != "fresh":
+        age = f"; age={memory['age_s']:.0f}" if memory["state"] == "stale" else ""
+        headers["x-baton-experience"] = memory["state"] + age
     if record.capped:
         headers["x-baton-capped"] = record.capped
     if record.steps and (lowered := record.steps[-1].lowered):

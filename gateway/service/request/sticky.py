@@ -34,10 +34,10 @@ from gateway.core.loop.turns.replanning import (
     has_tool_error,
 )
 from gateway.core.money.amounts import input_tokens_bound
+from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError, DeadlineExceeded, UpstreamError
 from gateway.service.loop.bodies import price_of
-from gateway.service.loop.rounds import BYTES_PER_TOKEN
 from gateway.service.loop.routers import worth_of
 from gateway.service.loop.state import EarlyStart, LastAnswer, Loop, Situation, StepRun, Warm
 from gateway.service.ports.request import RequestMetrics

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.core.access import keys
 from gateway.core.access.audit import Act
+from gateway.core.pool.workers import EVERY_POOL
 from gateway.errors import BadRequest, Forbidden, NotFound
 from gateway.service.admin.keys import KeyAdmin, describe
 from gateway.service.ports.request import Clock
@@ -125,6 +126,15 @@ async def test_a_wrong_field_is_named_with_its_fix(
 async def test_a_worker_must_be_in_one_of_the_keys_pools(admin: KeyAdmin) -> None:
     with pytest.raises(BadRequest, match="no worker `atlas` in cheap; known are quill"):
         await admin.create_key("app", pools=["cheap"], workers=["atlas"])
+
+
+async def test_a_key_may_have_every_pool_whatever_they_are(admin: KeyAdmin) -> None:
+    row, _ = await admin.create_key("app", pools=[EVERY_POOL], workers=["quill"])
+    assert (row.pools, row.workers) == (("*",), ("quill",))
+    with pytest.raises(BadRequest, match=r"no pool `\*`"):
+        await admin.create_key("app", pools=[EVERY_POOL, "cheap"])
+    with pytest.raises(BadRequest, match="no worker `nobody`"):
+        await admin.create_key("app", pools=[EVERY_POOL], workers=["nobody"])
 
 
 @pytest.mark.parametrize("caps", [{"speed": 1}, {"steps": 0}, {"wall_s": "long"}])

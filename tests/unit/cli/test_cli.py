@@ -161,16 +161,17 @@ def test_check_says_which_planner_plans_and_what_it_was_trained_on(
     assert cli.main(["check"]) == 0
     arena = capsys.readouterr().out
     assert "arena@3, trained on 902 rollouts: logged, for pool arena, prompt compact-1" in arena
-    assert "`baton` is the conductor" in arena
+    assert "`baton`: the shipped conductor plans, for simulated workers. Next: workers of your own" in arena
     assert cli.main(["check", "--pool", str(pool)]) == 0  # the simulator's conductor does not plan here
     alone = capsys.readouterr().out
     assert "ok conductor  none; it may be smol, which plans on any pool; worker:NAME" in alone
-    assert "`baton` is the rule router" in alone
+    assert "`baton`: the rule plans; there is one model to choose. Next: a second model in the pool." in alone
     assert cli.main(["check", "--pool", str(pool), "--conductor", "worker:one"]) == 0
-    assert "once both have 30 judged requests" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "`baton`: the rule plans, and one on trial in 10 % of the requests. Next: 60 judged requests more" in said
     monkeypatch.setenv("BATON_DEFAULT_POLICY", "conductor")
     assert cli.main(["check", "--pool", str(pool), "--conductor", "worker:one"]) == 0
-    assert "`baton` is the conductor" in capsys.readouterr().out
+    assert "`baton`: one plans. Next: `baton train status`" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("conductor", ["embedded", "policy/shipped/arena-3"])
@@ -261,6 +262,13 @@ def test_later_snippets_read_the_key_from_the_facts(tmp_path: Path) -> None:
     assert shown.stdout.strip() == FACTS["data_key"]
     assert '-H "authorization: Bearer $OPENAI_API_KEY"' in again
     compile(again[again.index("from openai") :], "snippet", "exec")
+
+
+def test_the_banner_says_who_plans_in_lines_that_fit() -> None:
+    plans = "`baton`: the rule plans (0 outcomes). Next: " + "about 60 outcomes " * 12
+    shown = banner(FACTS, Path("/data"), new=True, took_s=1.25, plans=plans)
+    at = shown.index("`baton`: the rule plans (0 outcomes).")
+    assert max(map(len, shown[at : at + len(plans)].splitlines())) <= 120
 
 
 def test_a_gateway_without_keys_of_its_own_says_so() -> None:

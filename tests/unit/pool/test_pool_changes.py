@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from gateway.core.pool.changes import change_lines, changes
+from gateway.core.pool.changes import change_lines, changes, lost_names
 from gateway.core.pool.workers import PoolFile, Price, canonical_text, revision_of
-from tests.kit import model_worker, pool_file
+from tests.kit import KEY, model_worker, pool_file
 
 
 def a_file(*workers: Any, **more: Any) -> PoolFile:
@@ -98,6 +99,14 @@ def test_changes_name_workers_fields_and_pools() -> None:
         "pool default: one, two -> one, three",
         "default pool: default -> new",
     ]
+
+
+def test_a_key_with_every_pool_loses_workers_that_it_names_and_no_pool() -> None:
+    before = pool_file().model_copy(update={"pools": {"default": ("alpha",), "other": ("beta", "gamma")}})
+    after = before.model_copy(update={"pools": {"default": ("alpha",), "third": ("gamma",)}})
+    every = replace(KEY, pools=("*",))
+    assert lost_names([every, replace(every, workers=("beta", "gamma"))], before, after) == {KEY.public_id: ["beta"]}
+    assert lost_names([every], before, after) == {}
 
 
 def test_the_kits_own_pool_has_every_kind() -> None:

@@ -20,6 +20,7 @@ from gateway.cli.pool import pools
 from gateway.cli.process import runtime
 from gateway.core.access.audit import Act
 from gateway.core.log.redact import SECRET, Redactor
+from gateway.core.pool.workers import canonical_text, pool_hash
 from gateway.errors import ConfigError, Unavailable
 from gateway.service.admin.pools import Pools
 
@@ -47,9 +48,13 @@ def path(tmp_path: Path, key: Path) -> Path:
 
 
 def source(
-    path: Path, default: str | None = None, judge: str | None = None, summarizer: str | None = None
+    path: Path,
+    default: str | None = None,
+    judge: str | None = None,
+    summarizer: str | None = None,
+    planner: str | None = None,
 ) -> PoolFileSource:
-    return PoolFileSource(path, dict, default, {"BATON_JUDGE_MODEL": judge, "BATON_SUMMARIZER": summarizer})
+    return PoolFileSource(path, dict, default, {"BATON_JUDGE_MODEL": judge, "BATON_SUMMARIZER": summarizer}, planner)
 
 
 # ---------------------------------------------------------------- the file
@@ -71,6 +76,8 @@ def test_secrets_are_looked_up_anew_each_time_and_are_not_shown(path: Path, key:
         ({"default": "main2"}, "BATON_DEFAULT_POOL_NAME=main2: no such pool; there are main, other"),
         ({"judge": "two"}, "BATON_JUDGE_MODEL=two: no pool has such a worker"),
         ({"summarizer": "two"}, "BATON_SUMMARIZER=two: no pool has such a worker"),
+        ({"planner": "two"}, "BATON_CONDUCTOR=worker:two: no such model; known: one"),
+        ({"planner": "onee"}, "BATON_CONDUCTOR=worker:onee: no such model; did you mean `one`?"),
     ],
 )
 async def test_a_file_that_does_not_fit_the_settings_is_refused_as_at_a_start(
@@ -79,6 +86,19 @@ async def test_a_file_that_does_not_fit_the_settings_is_refused_as_at_a_start(
     with pytest.raises(ConfigError) as caught:
         await source(path, **given).read()
     assert caught.value.message == said
+
+
+@pytest.mark.parametrize(("entry", "answers"), [("", False), (", answers: true", True), (", answers: false", False)])
+def test_the_worker_that_plans_answers_only_if_its_entry_says_so(path: Path, entry: str, answers: bool) -> None:
+    path.write_text(path.read_text().replace("handle: atlas", f"handle: atlas{entry}"))
+    assert source(path, planner="one").load().pools.worker("one").answers is answers
+    assert source(path).load().pools.worker("one").answers is (entry != ", answers: false")
+
+
+def test_the_part_of_a_worker_changes_no_pool_hash(path: Path) -> None:
+    plans, answers = source(path, planner="one").load().pools, source(path).load().pools
+    assert pool_hash(plans.workers) == pool_hash(answers.workers)
+    assert "answers" not in canonical_text(answers)
 
 
 def test_a_mistake_is_one_line_with_its_place(path: Path, key: Path) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres.database import transaction
-from gateway.adapters.postgres.experience import BATCH, TIMEOUT_S, finished_steps, judgements_of
+from gateway.adapters.postgres.experience.credit import BATCH, TIMEOUT_S, finished_steps, judgements_of
 from gateway.adapters.postgres.tables import outcomes, steps
 from gateway.core.loop.replies.credit import PERSON, RIGHT_MIN, VERIFIER, JudgedLoop, credited
 from gateway.core.loop.replies.errors import VERIFY, CheckerErrors, checker_errors

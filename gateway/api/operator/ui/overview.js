@@ -101,6 +101,13 @@ function readiness(health, pool) {
     h("li", { title: pool.hash }, `pool ${pool.hash.slice(0, HASH_SHOWN)} since `, clock(pool.loaded_at)));
 }
 
+/** Who plans in the default pool and in those with outcomes, and the next rung. */
+function planners(standings) {
+  const shown = standings.filter((each, at) => at === 0 || each.outcomes);
+  return h("ul", { class: "planners", "aria-label": "Who plans" }, shown.map((each) =>
+    h("li", {}, shown.length > 1 ? h("strong", {}, `${each.pool} `) : null, each.line)));
+}
+
 const money = ["Spent", "n", (row) => usd(row.cost_nano)];
 const errors = ["Errors", "n", (row) => h("span", { class: row.errors ? "bad" : "" }, count(row.errors))];
 const latency = [["p50", "n", (row) => ms(row.latency_p50_ms)], ["p95", "n", (row) => ms(row.latency_p95_ms)]];
@@ -156,6 +163,7 @@ export async function overview(api, query) {
     h("a", { href: `#/?window_s=${seconds}`, "aria-current": seconds === windowS ? "true" : null }, name));
   const content = [
     h("div", { class: "bar" }, h("h1", {}, "Overview"), h("nav", { class: "switch", "aria-label": "Time" }, windows)),
+    planners(data.planners),
     readiness(health, pool),
     policies(versions),
     jobs(work),

@@ -14,7 +14,7 @@ from typing import Any
 
 CALLS_WORTH = 10.0
 SECONDS_WORTH = 60.0
-USD_PENALTY_MAX, SECONDS_PENALTY_MAX = 1.0, 0.1  # what dollars and, by default, seconds take off a right answer at most
+PENALTY_MAX, SECONDS_PENALTY_MAX = 1.0, 0.1  # off a right answer at most: of dollars, and of seconds by default
 NEUTRAL = 5  # the place of the dial that changes nothing
 DIAL_END = 9  # the place from which only right answers count
 FREE_USD = 1e-9  # of a pool whose models cost nothing
@@ -32,7 +32,7 @@ class Worth:
     def penalty(self, usd: float, latency_s: float) -> float:
         """What a call's dollars and seconds take off a right answer, in right answers."""
         slow = min(self.seconds_max, max(0.0, latency_s) / self.seconds)
-        return min(USD_PENALTY_MAX, usd / self.usd) + slow
+        return min(PENALTY_MAX, usd / self.usd) + slow
 
     def at(self, quality: int | None) -> Worth:
         """The same at a place of the dial, 0 to 9: each place doubles it, and at 9 only right answers count."""
@@ -54,15 +54,10 @@ def by_prices(calls_usd: Iterable[float]) -> Worth:
 
 def preferred(default: Worth, preferences: Iterable[tuple[str, Mapping[str, Any] | None]]) -> Worth:
     """The worth by (who, {usd, seconds}), the most special first; what none of them says is the default's."""
-    usd: float | None = None
-    seconds: float | None = None
-    by = default.by
-    for who, preference in preferences:
-        for name, value in (preference or {}).items():
-            if name == "usd" and usd is None:
-                usd, by = float(value), who
-            elif name == "seconds" and seconds is None:
-                seconds, by = float(value), who
-    # A preference for speed is one that may decide.
-    most = default.seconds_max if seconds is None else USD_PENALTY_MAX
-    return Worth(default.usd if usd is None else usd, default.seconds if seconds is None else seconds, by, most)
+    given = [(who, preference) for who, preference in preferences if preference]
+    if not given:
+        return default
+    merged = {name: float(value) for _, preference in reversed(given) for name, value in preference.items()}
+    # Whoever says what seconds are worth lets them decide.
+    most = PENALTY_MAX if "seconds" in merged else default.seconds_max
+    return Worth(merged.get("usd", default.usd), merged.get("seconds", default.seconds), given[0][0], most)

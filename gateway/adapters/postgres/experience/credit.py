@@ -42,6 +42,7 @@ from gateway.adapters.postgres.tables import MODEL_KINDS, experience, outcomes, 
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.loop.replies.credit import (
     CREDIT_VERSION,
+    VERIFIER,
     Evidence,
     FinishedStep,
     JudgedLoop,
@@ -55,6 +56,8 @@ from gateway.core.pool.drift import Judged
 BATCH = 100  # rows a transaction
 TIMEOUT_S = 60.0
 LOOPS_MAX = 256  # of one request
+JUDGE = "judge:"  # how the source of a judgement by a model begins
+PROGRAM_RELIABILITY = 0.5
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -118,11 +121,23 @@ def _store(connection: Connection, rollout_id: str, credit_of: Mapping[int, Evid
     old = delete(experience).where(experience.c.rollout_id == rollout_id)
     connection.execute(old.where(experience.c.step.not_in(list(credit_of))))
     new = [
-        {"of_rollout": rollout_id, "of_step": index, "credit": each.value, "judged_at": _EPOCH + each.at * _MICROSECOND}
+        {
+            "of_rollout": rollout_id,
+            "of_step": index,
+            "credit": each.value,
+            "judged_at": _EPOCH + each.at * _MICROSECOND,
+            "judged_by": each.source,
+            "reliable": reliability(each.source),
+        }
         for index, each in sorted(credit_of.items())
     ]
     if new:
         connection.execute(_CREDIT, new)
+
+
+def reliability(source: str) -> float:
+    """The weight of a judgement by its source, in (0, 1]: a program's says less than a person's."""
+    return PROGRAM_RELIABILITY if source == VERIFIER or source.startswith(JUDGE) else 1.0
 
 
 def _credit_statement() -> Any:
@@ -135,21 +150,26 @@ def _credit_statement() -> Any:
         "worker": steps.c.worker,
         "worker_version": steps.c.worker_version,
         "pool_name": rollouts.c.pool_name,
+        "org": rollouts.c.org,
+        "key_id": rollouts.c.key_id,
         "task_type": rollouts.c.task_type,
         "embedding": rollouts.c.task_embedding,
         "embedder": rollouts.c.task_embedder,
+        "source": cast(bindparam("judged_by"), Text),
+        "weight": cast(bindparam("reliable"), REAL),
         "success": cast(bindparam("credit"), REAL),
         "cost_nano": steps.c.cost_nano,
         "latency_ms": cast(func.coalesce(latency_s * 1000, 0), Integer),
         "at": cast(bindparam("judged_at"), experience.c.at.type),
+        "changed_at": func.clock_timestamp(),
     }
     rows = select(*source.values()).select_from(steps.join(rollouts, rollouts.c.id == steps.c.rollout_id))
     rows = rows.where(steps.c.rollout_id == bindparam("of_rollout"), steps.c.step == bindparam("of_step"))
     rows = rows.where(steps.c.status == "done", or_(*(steps.c.kind == kind for kind in MODEL_KINDS)))
     new = pg.insert(experience).from_select(list(source), rows)
+    judged = ("success", "at", "source", "weight", "changed_at")
     return new.on_conflict_do_update(
-        index_elements=list(experience.primary_key.columns),
-        set_={"success": new.excluded.success, "at": new.excluded.at},
+        index_elements=list(experience.primary_key.columns), set_={name: new.excluded[name] for name in judged}
     )
 
 
@@ -231,7 +251,9 @@ _KEY = (_e.rollout_id, _e.round, _e.step)
 _SET = (
     update(experience)
     .where(*(column == bindparam(f"of_{column.name}") for column in _KEY))
-    .values(embedding=cast(bindparam("vector"), ARRAY(REAL)), embedder=bindparam("name"))
+    .values(
+        embedding=cast(bindparam("vector"), ARRAY(REAL)), embedder=bindparam("name"), changed_at=func.clock_timestamp()
+    )
 )
 
 

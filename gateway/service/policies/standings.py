@@ -1,0 +1,56 @@
+"""Who plans in each pool, from the settings and the judged requests in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Container, Sequence
+
+from gateway.core.policies.earning import Rewards
+from gateway.core.policies.standing import Charge, Standing, standing_of
+from gateway.core.pool.workers import PoolFile
+
+
+class Standings:
+    """Counts judged requests whenever somebody reads their rewards, and remembers the latest counts. `earned`: the
+    kinds of work, by pool and task type, that are the conductor's."""
+
+    earned: Container[tuple[str, str | None]] = ()
+
+    def __init__(self, read: Callable[[], Awaitable[Sequence[Rewards]]], charge: Charge, pools: PoolFile) -> None:
+        self._read = read
+        self._charge, self._pools = charge, pools
+        self._rewards: Sequence[Rewards] | None = None
+        self._shorts: dict[str, str] = {}
+
+    def adopt(self, pools: PoolFile) -> None:
+        """Answer for this pool file from now on."""
+        self._pools = pools
+        self._shorts.clear()
+
+    async def rewards(self) -> Sequence[Rewards]:
+        """The rewards of rule and conductor now, by pool and task type. Raises Unavailable."""
+        self._rewards = await self._read()
+        self._shorts.clear()
+        return self._rewards
+
+    @property
+    def default(self) -> Standing:
+        """Who plans in the default pool, by the latest counts."""
+        return self.of(self._pools.default)
+
+    async def count(self) -> list[Standing]:
+        """Who plans in each pool now, in the default pool first. Raises Unavailable."""
+        await self.rewards()
+        default = self._pools.default
+        return [self.of(name) for name in sorted(self._pools.pools, key=lambda name: (name != default, name))]
+
+    def of(self, pool: str) -> Standing:
+        """Who plans in a pool, by the latest counts."""
+        return standing_of(self._pools, pool, self._charge, self._rewards, self.earned)
+
+    def short(self, pool: str) -> str:
+        """The next rung for a header, as `name=number`; empty before the first count. Computed once a count."""
+        if self._rewards is None:
+            return ""
+        if pool not in self._shorts:
+            self._shorts[pool] = self.of(pool).short
+        return self._shorts[pool]
