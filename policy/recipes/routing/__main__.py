@@ -63,8 +63,8 @@ class Screen:
 async def ask_all(
     served: Gateway, asked: Sequence[Sum], tally: RoutingTally, screen: Screen, options: argparse.Namespace
 ) -> None:
-    """Ask the questions evenly over the given seconds, at most `clients` at a time and as many as can be asked then, and
-    send an outcome for each reply."""
+    """Ask the questions evenly over the given seconds, at most `clients` at a time and no more than can be asked then.
+    Send an outcome for each reply."""
     began_s, slots = time.monotonic(), asyncio.Semaphore(options.clients)
     headers = {"authorization": f"Bearer {served.data_key}"}
     async with httpx.AsyncClient(base_url=served.base_url, headers=headers, timeout=REQUEST_S) as client:
