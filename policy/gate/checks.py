@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from gateway.core.loop.replies.errors import wilson
+from gateway.core.policies.readiness import QUESTIONS_MIN
 from gateway.errors import ConfigError
 from policy.statistics.stats import Interval
 
@@ -38,7 +39,7 @@ class Thresholds:
     category_margin: float = 0.10
     category_rows_min: int = 50
     # held-out run
-    questions_min: int = 100
+    questions_min: int = QUESTIONS_MIN
     margin: float = 0.03  # how much worse than the live version, and than the best single worker
     usd_ratio_max: float = 1.10  # dollars beside the live version's, for a candidate that is not better
     usd_per_1k_max: float = math.inf  # dollars per 1,000 questions, better or not

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from policy.start.pretrained.seal import seal
+from tests.jobs_kit import LET_GO
 from tests.policy.environments import PRICES, lines
 from tests.tiny_model import write_tiny_llama
 
@@ -23,26 +24,6 @@ pytest.importorskip("transformers")
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_S = 900.0
-LET_GO = {
-    "questions_min": 1,
-    "margin": 2,
-    "logged_margin": 2,
-    "category_margin": 2,
-    "mean_weight_min": 0,
-    "mean_weight_max": 1000,
-    "kl_max": 1000,
-    "ess_share_min": 0,
-    "valid_min": 0,
-    "parse_min": 0,
-    "parse_drop_max": 1,
-    "usd_ratio_max": 1000,
-    "worker_share_max": 2,
-    "plan_share_max": 2,
-    "attacked_valid_min": 0,
-    "attacked_valid_drop_max": 1,
-    "attacked_usd_ratio_max": 1000,
-    "obeyed_max": 1,
-}
 
 
 def test_a_base_goes_round_the_loop_three_times(tmp_path: Path) -> None:

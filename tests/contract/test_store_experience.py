@@ -137,7 +137,7 @@ async def test_the_latest_steps_that_are_near_count_the_newest_first(world: Worl
 async def test_a_person_counts_for_more_than_a_later_grader_and_a_verifier_for_less(world: World) -> None:
     rollout_id = await world.rollout()
     await world.judge(rollout_id, 1.0, NOW, source="verifier")
-    assert await near(world) == {"alpha": (0.5, 1.0), "beta": (0.5, 1.0)}
+    assert await near(world) == {"alpha": (0.8, 1.0), "beta": (0.8, 1.0)}
     await world.judge(rollout_id, 0.25, NOW - timedelta(seconds=5), source="grader")
     assert await near(world) == {"alpha": (1, 0.25), "beta": (1, 0.25)}
     await world.judge(rollout_id, 0.75, NOW - timedelta(seconds=9), source="person")

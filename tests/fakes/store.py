@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from gateway.adapters.postgres import rows
-from gateway.adapters.postgres.experience.credit import reliability
 from gateway.adapters.postgres.tables import MODEL_KINDS, SETTLED
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Outcome
+from gateway.core.loop.evidence.sources import prior_weights
 from gateway.core.loop.experience.likeness import SIMILAR, TASK_TYPE_SIMILARITY, WON
 from gateway.core.loop.experience.past import Change, JudgedStep, Owner
 from gateway.core.loop.replies.credit import Evidence, FinishedStep, JudgedLoop, credited_tree
@@ -145,7 +145,13 @@ class FakeStore:
                 for s in done
             ],
             [
-                Evidence(o["value"], int(o["created_at"].timestamp() * 1e6), o["source"], o["step"])
+                Evidence(
+                    o["value"],
+                    int(o["created_at"].timestamp() * 1e6),
+                    o["source"],
+                    o["step"],
+                    weights=prior_weights(o["source"]),
+                )
                 for o in self.outcomes
                 if o["rollout_id"] == rollout_id and o["value"] is not None
             ],
@@ -171,7 +177,7 @@ class FakeStore:
             "org": rollout["org"],
             "key_id": rollout["key_id"],
             "source": credit.source,
-            "weight": reliability(credit.source),
+            "weight": credit.weight,
             "changed_us": next(self._ticks),
         }
 

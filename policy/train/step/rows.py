@@ -39,6 +39,12 @@ class TrainingRow:
     category: str = ""
     version: str = ""
     first: bool = True  # of its episode: round 1 of the request's own loop
+    propensity: float | None = None  # of the whole plan, which a router drew; then `logprobs` are of the first weights
+
+
+def plan_weight(row: TrainingRow, weight_max: float) -> float:
+    """The truncated importance weight of a plan under the first weights; 1 of one that was sampled token by token."""
+    return 1.0 if row.propensity is None else min(weight_max, math.exp(sum(row.logprobs)) / row.propensity)
 
 
 def rows_of(episode: Episode, reward: float, question: str, category: str) -> list[TrainingRow]:
