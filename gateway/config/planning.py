@@ -60,6 +60,11 @@ class PlanningSettings(BaseModel):
     explore_share: Share = Field(
         0.1, description="Share of requests planned at temperature 1, for training; never with `train: false`"
     )
+    explore_share_max: Share = Field(
+        0.3,
+        description="What `BATON_EXPLORE_SHARE` of the conductor and `BATON_CONDUCTOR_TRIAL_SHARE` rise to, unless "
+        "they are 0, while too few judged requests are there to retrain on; see jobs.md",
+    )
     plan_prompt: Literal["auto", "compact", "full", "guided"] = Field(
         "auto", description="Prompt profile; auto: that of the conductor's manifest, else guided"
     )
@@ -242,6 +247,9 @@ class LearningSettings(BaseModel):
         0, ge=0, le=366 * 86_400, description="Time since the last job that starts one, if outcomes came; 0: none"
     )
     retrain_arguments: str = Field("--env logged", description="Arguments of `baton train` in those jobs")
+    gate_usd_max: Usd = Field(
+        "5.00", description="Dollars that the gate of a job may spend on real workers, unless the job names its own cap"
+    )
     retrain_auto: bool = Field(False, description="A version of theirs that passes the gate becomes a canary of 1 %")
     judge_model: str | None = Field(None, description="Worker behind the grader `judge`; unset: there is no judge")
     judge_budget_usd: Usd = Field("1.00", description="Dollars that the judge's key may spend in all")

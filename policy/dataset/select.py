@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from gateway.errors import ConfigError
 
 PLANNERS = ("conductor",)  # routers sample no tokens
+LEARNT = (*PLANNERS, "rule")  # whose plans train: the rule logs the propensity of each
 STANDARD = "standard"
 STANDARD_LABELS: tuple[tuple[str, float], ...] = (
     ("accepted", 1.0),

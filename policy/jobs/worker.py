@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from procrastinate import App
@@ -27,6 +28,7 @@ from gateway.adapters.postgres.jobs import RUN_JOB, TRAINING, UPKEEP, GradingSto
 from gateway.adapters.postgres.registry import Registry
 from gateway.errors import BatonError, ConfigError
 from policy.jobs.grading import BATCH, Grading, JudgeSettings, judge_tools
+from policy.jobs.known import known
 from policy.jobs.pipeline import Releases, Workshop, carry_out
 from policy.jobs.schedule import Schedule, check
 
@@ -55,8 +57,9 @@ class WorkerSettings(BaseModel):
     retrain_every_s: float = 0.0
     retrain_arguments: list[str] = ["--env", "logged"]
     retrain_auto: bool = False
+    gate_usd_max: str = ""
+    facts: Path | None = None
     judge_model: str | None = None
-    judge_facts: Path | None = None
     judge_key_file: Path | None = None
     stale_s: float = STALE_S
     stop_s: float = 60.0
@@ -67,9 +70,9 @@ class WorkerSettings(BaseModel):
     @property
     def judge(self) -> JudgeSettings | None:
         """None where no judge is set."""
-        if self.judge_model is None or self.judge_facts is None or self.judge_key_file is None:
+        if self.judge_model is None or self.facts is None or self.judge_key_file is None:
             return None
-        return JudgeSettings(self.judge_model, self.judge_facts, self.judge_key_file)
+        return JudgeSettings(self.judge_model, self.facts, self.judge_key_file)
 
 
 def read_settings(path: Path) -> WorkerSettings:
@@ -113,6 +116,7 @@ class Worker:
             settings.shipped,
             stop_s=settings.stop_s,
             url=settings.jobs_url,
+            known=partial(known, settings.facts, settings.gate_usd_max),
         )
 
     async def run(self) -> None:

@@ -143,6 +143,17 @@ async def test_workers_are_counted_by_call_and_child_loops_count(
     assert (beta["worker"], beta["calls"]) == ("beta", 1)
 
 
+async def test_what_was_refused_for_want_of_money_is_neither_a_call_nor_an_error_of_a_worker(
+    reports: PostgresReports, pg_engine: AsyncEngine
+) -> None:
+    for _ in range(3):
+        refused = a_step(1, "onyx", status="refused", error="cap_reached", cost_nano=0, attempts=[])
+        await add(pg_engine, taking(500, steps=[a_step(0, "onyx"), refused]))
+    (onyx,) = (await reports.overview(UNTIL, 600))["by_worker"]
+    assert (onyx["worker"], onyx["calls"], onyx["errors"]) == ("onyx", 3, 0)
+    assert (await reports.workers(UNTIL, 600, ["onyx"]))["errors"] == []
+
+
 async def test_dollars_of_workers_sum_to_the_total_where_plans_begin_loops(
     reports: PostgresReports, pg_engine: AsyncEngine
 ) -> None:

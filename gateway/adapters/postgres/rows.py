@@ -35,7 +35,17 @@ _LEDGER_FIELDS = {"hold_id", "rollout_id", "amount_nano", "bound_nano", "charged
 _HIDDEN = {"task_embedding", "task_embedder", "credited"}
 SUMMARY = (
     *("id", "created_at", "finished_at", "completion_id", "policy_requested", "policy_used", "policy_version"),
-    *("pool_name", "task_type", "status", "fallback", "capped", "cost_nano", "prompt_tokens", "completion_tokens"),
+    *(
+        "pool_name",
+        "task_type",
+        "status",
+        "fallback",
+        "memory",
+        "capped",
+        "cost_nano",
+        "prompt_tokens",
+        "completion_tokens",
+    ),
     *("overhead_ms", "stream"),
 )
 

@@ -51,6 +51,7 @@ def explain(tree: Tree, about: Surroundings) -> dict[str, Any]:
         "fallback": tree.get("fallback"),
         "capped": tree.get("capped"),
         "turn": tree.get("turn"),
+        "memory": tree.get("memory"),
         "outcomes": [_judged(one) for one in tree.get("outcomes") or ()],
         "decisions": decisions,
         "hidden": [hidden for loop in loops(tree) for hidden in _hidden(loop)],

@@ -48,7 +48,7 @@ class StepRecord:
     reply: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     finish_reason: str | None = None
-    status: str = "pending"  # done | failed | cancelled | refused | skipped (the plan went another way)
+    status: str = "pending"  # done | failed | cancelled | refused (no fault of the worker) | skipped
     error: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -246,14 +246,16 @@ def cut_short(tree: Tree) -> str:
     if not cap:
         return ""
     what = f"it ran out of {CAPS.get(cap, cap)}"
-    if cap != "cost":
+    if cap != "cost" and not caps.get("capped_by"):
         limit = caps.get(cap)
         return f"{what} (at most {limit:g})" if isinstance(limit, int | float) else what
+    if by := caps.get("capped_by"):
+        return f"{what}: {str(by).rstrip('.')}"
     most, held = int(caps.get("cost_nano") or 0), int(tree.get("hold_nano") or 0)
-    spent = f"it spent {nano_dollars(int(tree.get('cost_nano') or 0))}"
+    spent = f"{what}: it spent {nano_dollars(int(tree.get('cost_nano') or 0))}"
     if 0 < held < most:
-        return f"{what}: {spent}, and its budgets left {nano_dollars(held)} for it (its cap is {nano_dollars(most)})"
-    return f"{what}: {spent} of its cap of {nano_dollars(most)}"
+        return f"{spent} of the {nano_dollars(held)} that were held for it (its cap is {nano_dollars(most)})"
+    return f"{spent} of its cap of {nano_dollars(most)}"
 
 
 def _unplanned(tree: Tree) -> str:

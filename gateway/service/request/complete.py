@@ -282,6 +282,7 @@ class Completer:
             record.status = record.status if record.status == "aborted" else "failed"
         else:
             record.status = "done"
+            await self._admission.note_cap(record, running.reserved)
         if running.kept is None:  # one in the background waits, and survives gateways
             record.overhead_ms = overhead_ms(record, self._clock.now_us())
         details = sum_details(step.usage_details for step in record.steps)

@@ -337,6 +337,8 @@ def reply_headers(record: RolloutRecord, standing: str = "") -> dict[str, str]:
         headers["x-baton-experience"] = memory["state"] + age
     if record.capped:
         headers["x-baton-capped"] = record.capped
+    if by := record.caps.get("capped_by"):
+        headers["x-baton-capped-by"] = by
     if record.steps and (lowered := record.steps[-1].lowered):
         headers["x-baton-lowered"] = f"max_tokens={lowered['max_tokens']}, asked={lowered['asked']}, by={lowered['by']}"
     if cut := [(step.step, attempt.cut) for step in record.steps for attempt in step.attempts if attempt.cut]:

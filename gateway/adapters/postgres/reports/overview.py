@@ -88,8 +88,8 @@ class PostgresReports:
         }
 
     async def planner_rewards(self, right_usd: Mapping[str, float]) -> Sequence[Rewards]:
-        """The rewards of rule and conductor by pool and task type, in right answers, over the latest judged requests to
-        `baton` that may train. `right_usd`: dollars that a right answer is worth, by pool."""
+        """The rewards of rule and conductor by organisation, pool and task type, in right answers, over the latest
+        judged requests to `baton` that may train. `right_usd`: dollars that a right answer is worth, by pool."""
         values = {"right_usd": json.dumps(right_usd), "recent": JUDGED_MAX}
         async with self._reading() as connection:
             return [Rewards(*row) for row in await connection.execute(PLANNER_REWARDS, values)]
@@ -189,7 +189,8 @@ class PostgresReports:
         tries, own_tries = steps.c.attempts, func.jsonb_path_query_array(steps.c.attempts, cast(OWN_TRIES, JSONPATH))
         more = func.greatest(func.jsonb_array_length(own_tries) - 1, 0)
         tried_again = case((func.jsonb_array_length(tries) > 1, more), else_=0)  # a path is dear, and most have one
-        calls = func.count().label("calls")
+        called = steps.c.status.not_in(("refused", "skipped"))  # for want of money or time, or by the plan
+        calls = func.count().filter(called).label("calls")
         own = steps.c.child_rollout_id.is_(None)
         query = select(
             steps.c.worker,
