@@ -30,7 +30,6 @@ from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.upkeep.days import PostgresDays
 from gateway.adapters.redis.budgets import RedisBudgets
-from gateway.adapters.redis.ratelimits import RedisRateLimits
 from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.api.edge import spec
 from gateway.api.edge import stack as edge
@@ -44,7 +43,6 @@ from gateway.api.public.sessions import SessionsApi
 from gateway.api.public.tasks import TasksApi
 from gateway.config.serving import listed
 from gateway.config.settings import Services, Settings
-from gateway.core.log.outcome import parse_labels
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.pool.workers import MODEL_KINDS
@@ -55,7 +53,6 @@ from gateway.service.admin.housekeeping import Sweep, run_sweeps
 from gateway.service.admin.sessions import Sessions
 from gateway.service.batches.background import BackgroundRunner
 from gateway.service.batches.run import BatchRunner
-from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.money.drift import DriftWatch
 from gateway.service.money.recover import Recovery
 from gateway.service.money.stores import StoreGuard
@@ -93,6 +90,7 @@ from gateway.wiring.requests import (
     memory_of,
     money_of,
     openai_of,
+    outcomes_of,
     pool_of,
     rounds_of,
     sessions_of,
@@ -224,10 +222,11 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     openai = openai_of(base, completer, catalog, auth := auth_of(base), idempotency := idempotency_of(base))
     health = _health(base, budgets, journal, conductor.conductor if conductor else None, policies)
     background, messages = background_of(base, flushed_together(base, journal), budgets, catalog, openai, redactor)
+    judged = outcomes_of(base, flushed_together(base, journal), redactor, memory, limits)
     batches = batches_of(base, completer, openai, background.api)
     own = (
         SessionsApi(openai, sessions, budgets, clock),
-        _outcomes(base, journal, redactor, auth, memory, limits),
+        _outcomes(base, judged, auth),
         health,
     )
     apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
@@ -338,24 +337,7 @@ def _recovery(base: Base, budgets: Budgets, journal: Journal, waiting: Backgroun
     return Recovery(budgets, base.store, journal, base.clock, sweep_s=sweep_s, lease_s=lease_s, kept=waiting.holds)
 
 
-def _outcomes(
-    base: Base,
-    journal: Journal,
-    redactor: Redactor,
-    auth: Authenticator,
-    memory: ExperienceMemory,
-    limits: RedisRateLimits,
-) -> OutcomesApi:
-    outcomes = Outcomes(
-        base.store,
-        flushed_together(base, journal),
-        base.clock,
-        redactor,
-        parse_labels(base.settings.outcome_labels),
-        memory=memory,
-        limits=limits,
-        per_minute=base.settings.outcomes_per_minute,
-    )
+def _outcomes(base: Base, outcomes: Outcomes, auth: Authenticator) -> OutcomesApi:
     reports = PostgresReports(base.connections.background)
     return OutcomesApi(outcomes, auth, reports, explaining_of(base, reports), base.settings.body_bytes_max)
 
