@@ -151,7 +151,7 @@ def table(outcomes: Sequence[int]) -> str:
 
 
 async def timed(database_url: str, rows: int) -> tuple[float, list[float]]:
-    """Time how long `rows` judged steps of seven workers are read, and TIMED look-ups among them, in milliseconds."""
+    """Processor time of reading `rows` judged steps of seven workers, and of TIMED look-ups among them, in ms."""
     engine = async_engine(database_url, statement_timeout_s=600.0)
     memory = ExperienceMemory(PostgresPast(engine), SystemClock(), bytes_max=2**30, stale_s=3600.0, timeout_s=600.0)
     rng = Random("bench rows")
@@ -174,9 +174,9 @@ async def timed(database_url: str, rows: int) -> tuple[float, list[float]]:
         times = []
         for n in range(TIMED + 1):
             vector = np.array(embed(make_task(SEEDS_APART + n, "held_out").text), np.float32)
-            began_s = time.perf_counter()
+            began_s = time.process_time()
             await memory.near("bench", TaskQuestion(None, vector, HASHED.name), workers, K_NOW)
-            times.append((time.perf_counter() - began_s) * 1000)
+            times.append((time.process_time() - began_s) * 1000)
         return times[0], times[1:]
     finally:
         await engine.dispose()
@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with temporary_directory() as directory, gateway(directory) as served:
         read_ms, times = asyncio.run(timed(served.database_url, options.rows))
     fast, slow = percentile(times, 0.5), percentile(times, 0.95)
-    print(f"{options.rows} rows: read in {read_ms:.0f} ms; a look-up: median {fast:.2f} ms, 95 % {slow:.2f} ms")
+    print(f"{options.rows} rows: read in {read_ms:.0f} ms of processor; a look-up: {fast:.2f} ms, 95 % {slow:.2f}")
     return 0
 
 

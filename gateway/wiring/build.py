@@ -62,7 +62,7 @@ from gateway.service.ports.request import Conductor, Journal
 from gateway.service.request.admit import no_version
 from gateway.service.request.complete import Completer
 from gateway.service.request.sticky import Sticky
-from gateway.wiring.admin import AdminParts, admin_of, outcomes_of
+from gateway.wiring.admin import AdminParts, admin_of, outcomes_api_of
 from gateway.wiring.alerts import alert_watches
 from gateway.wiring.base import Base, base_of
 from gateway.wiring.batches import BackgroundParts, BatchParts, background_of, batches_of
@@ -84,6 +84,7 @@ from gateway.wiring.requests import (
     memory_of,
     money_of,
     openai_of,
+    outcomes_of,
     pool_of,
     rounds_of,
     sessions_of,
@@ -211,13 +212,12 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     openai = openai_of(base, completer, catalog, auth := auth_of(base), idempotency := idempotency_of(base))
     health = _health(base, budgets, journal, conductor.conductor if conductor else None, policies)
     background, messages = background_of(base, flushed_together(base, journal), budgets, catalog, openai, redactor)
+    judged = outcomes_of(base, flushed_together(base, journal), redactor, memory, limits)
     batches = batches_of(base, completer, openai, background.api)
-    outcomes = outcomes_of(base, journal, redactor, auth, memory, limits)
-    own = (SessionsApi(openai, sessions, budgets, clock), outcomes, health)
+    own = (SessionsApi(openai, sessions, budgets, clock), outcomes_api_of(base, judged, auth), health)
     apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
     admin = admin_of(base, pool, budgets, auth, policies, sessions, openai, drift, checkers, standings, conductor)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
-    admin.pools.tell(follow=standings.adopt)
     return Bundle(
         public=_public(base, openai, [api.router() for api in apis], health),
         admin=_app("Baton admin", base, [*admin.routers, health.router()], health),

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.adapters.host.poolfile import PoolFileSource
 from gateway.adapters.postgres.evidence.remembered import PostgresPast
@@ -27,6 +28,7 @@ from gateway.api.public.responses import ResponsesApi
 from gateway.config.planning import MINILM
 from gateway.config.serving import listed
 from gateway.config.settings import Settings, environment
+from gateway.core.log.outcome import parse_labels
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.experience.likeness import Embedding
@@ -53,6 +55,7 @@ from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog, Shares
 from gateway.service.request.complete import Completer
 from gateway.service.request.counting import InputTokens
+from gateway.service.request.outcomes import Outcomes
 from gateway.service.request.responses import Responses
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
@@ -209,6 +212,15 @@ def lookup_of(
     examples_max = settings.plan_examples_max if planning and planning.profile == "guided" else 0
     limits = LookupLimits(settings.experience_neighbours, settings.experience_timeout_s, examples_max)
     return ExperienceLookup(memory, base.store, embedder, redactor, base.metrics, limits, catalog.shares_experience)
+
+
+def outcomes_of(
+    base: Base, journal: Journal, redactor: Redactor, memory: ExperienceMemory, limits: RedisRateLimits
+) -> Outcomes:
+    """Takes outcomes, of each key so many a minute."""
+    labels, most = parse_labels(base.settings.outcome_labels), base.settings.outcomes_per_minute
+    more: Any = {"memory": memory, "limits": limits, "per_minute": most}
+    return Outcomes(base.store, journal, base.clock, redactor, labels, **more)
 
 
 def shortlist_of(base: Base, embedder: Embedder, memory: ExperienceMemory) -> Shortlist:

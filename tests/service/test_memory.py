@@ -234,9 +234,10 @@ async def test_in_a_pool_that_shares_others_weigh_at_most_half_of_ones_own() -> 
     ("honest", "false", "weight", "right"),
     [
         ([100], 0, 100, 100),  # one key alone decides
-        ([100], 20, KEY_WEIGHT + 20, KEY_WEIGHT),
-        ([30], 150, 30 + KEY_WEIGHT, 30),
-        ([60, 60], 80, 200, 120),  # nobody has more than half
+        ([150], 20, 170, 150),  # of two nobody can say which is the odd one
+        ([60, 50], 80, 60 + 50 + 60, 60 + 50),  # as much as the median key
+        ([100, 1], 1, KEY_WEIGHT + 2, KEY_WEIGHT + 1),
+        ([10, 10, 10, 10], 150, 40 + KEY_WEIGHT, 40),
     ],
 )
 async def test_no_key_decides_alone_what_several_report(

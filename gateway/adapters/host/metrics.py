@@ -124,9 +124,7 @@ class PrometheusMetrics:
             ),
             "holds": self._gauge("holds_open", "Holds in the ledger that are not settled yet"),
             "held_usd": self._gauge("held_usd", "Dollars under those holds"),
-            "uncertain": self._gauge(
-                "uncertain_charges", "Charges of the last day that no reply confirmed, not credited"
-            ),
+            "uncertain": self._gauge("uncertain_charges", "Unconfirmed charges of the last day, not credited"),
             "uncertain_usd": self._gauge("uncertain_usd", "Dollars of those charges"),
             "drift_usd": self._gauge(
                 "budget_drift_usd", "Dollars by which balances differed from the ledger at the last look"
@@ -145,9 +143,7 @@ class PrometheusMetrics:
         }
         alerts = "Attempts to send an alert by result, and alerts that were given up"
         self._alerts = self._counter("alerts_out", alerts, "kind", "result")
-        self._figures_read = self._gauge(
-            "figures_read_seconds", "When the gauges of the ledger were read last, in Unix seconds"
-        )
+        self._figures_read = self._gauge("figures_read_seconds", "When the ledger was read last, in Unix seconds")
         self._loop_lag = self._histogram(
             "event_loop_lag_seconds", "How late the event loop ran a timer", OVERHEAD_SECONDS
         )

@@ -72,7 +72,7 @@ def test_labels_of_the_settings_that_cannot_be_read_are_refused_by_name(text: st
         parse_labels(text)
 
 
-@pytest.mark.parametrize("source", ["judge:wise", "signal:repeat"])
+@pytest.mark.parametrize("source", ["judge:wise", "signal:repeat", "failure"])
 def test_no_client_speaks_in_the_name_of_a_source_of_the_gateway(source: str) -> None:
     with pytest.raises(BadRequest) as refused:
         requested({**BODY, "source": source})

@@ -4,8 +4,8 @@ A step's likeness is the cosine of its question and this one, plus 1 for the sam
 all workers asked about: 0 is their mean or less, 1 the nearest. From `NEAR` on a step counts, from `NEAREST` on in full
 (tests/models/experience.py states it as formulas). Its weight is that times the reliability of its source.
 
-No judge decides alone what many keys report: where several keys judged a worker on such tasks, one key has at most half
-of the weight, once it has more than `KEY_WEIGHT`. Steps of other organisations count only where a pool shares them, and
+No judge decides alone what many keys report: where three or more keys judged a worker on such tasks, no key weighs more
+than the median one, or `KEY_WEIGHT`. Steps of other organisations count only where a pool shares them, and
 together at most half of what one's own weigh, or `STRANGERS_FIRST` before there are any of one's own.
 """
 
@@ -21,7 +21,7 @@ from gateway.core.loop.experience.belief import Trials, Vector, WorkerExperience
 from gateway.core.loop.experience.likeness import NEAR, NEAREST, SPREAD_MIN
 from gateway.core.loop.experience.past import Past, Placed, TaskQuestion
 
-KEY_WEIGHT = 50.0  # outcomes of one key on such tasks that count, however little the other keys report
+KEY_WEIGHT, KEYS_MIN = 20.0, 3  # outcomes of one key that count in any case; keys from which on others are bounded
 STRANGERS_SHARE = 0.5  # of one's own evidence: what all of other organisations' may weigh beside it
 STRANGERS_FIRST = 4.0  # outcomes that other organisations' evidence weighs before there is any of one's own
 
@@ -102,17 +102,16 @@ def _trials(placed: Placed, scale: _Scale, k: int) -> _Weighed:
 
 
 def bounded(weight: Vector, keys: NDArray[np.int32]) -> Vector:
-    """The weights of steps whose keys are `keys`, where the heaviest key has at most as much as all others together, or
-    KEY_WEIGHT where those have less."""
+    """The weights of steps whose keys are `keys`, where no key has more than the median one, or KEY_WEIGHT where that
+    has less. Of fewer than `KEYS_MIN` keys nobody can say which is the odd one."""
     if not len(keys) or (keys == keys[0]).all():
         return weight
     _, of = np.unique(keys, return_inverse=True)
     totals = np.bincount(of, weight)
-    heaviest = int(totals.argmax())
-    most = max(KEY_WEIGHT, float(totals.sum() - totals[heaviest]))
-    if totals[heaviest] <= most:
+    most = max(KEY_WEIGHT, float(np.median(totals)))
+    if len(totals) < KEYS_MIN or totals.max() <= most:
         return weight
-    return np.where(of == heaviest, weight * (most / totals[heaviest]), weight)
+    return weight * np.minimum(1.0, most / np.maximum(totals, most))[of]
 
 
 def _calls(figures: Vector, failed: NDArray[np.bool_]) -> Vector:
