@@ -15,6 +15,7 @@ from gateway.core.access.keys import Principal
 from gateway.core.log.redact import Redactor
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Caps
+from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.experience.likeness import HASHED
 from gateway.core.loop.prompt import Profile
 from gateway.core.loop.replies.errors import NO_ERRORS, CheckerErrors
@@ -25,12 +26,14 @@ from gateway.service.admin.sessions import Sessions
 from gateway.service.loop.calls import NO_TOKENIZER, NO_TOOLBOXES, Calls, RetryBudget
 from gateway.service.loop.candidates import Shortlist
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings, Patience
+from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
+from gateway.service.loop.experience.memory import ExperienceMemory, Recalled
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.routers import RulePlanner
 from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
 from gateway.service.ports.request import Clock, Conductor, Embedder, MediaSource, TokenCounter, Toolboxes, Workers
 from gateway.service.request.admit import Policies, RequestContext
-from gateway.service.request.catalog import Catalog, no_standing
+from gateway.service.request.catalog import Catalog, Shares, no_standing
 from gateway.service.request.complete import Completer, none_held
 from gateway.service.request.fitting import Held
 from gateway.service.request.running import Running, StreamItem
@@ -45,7 +48,7 @@ from tests.fakes.media import FakeMedia
 from tests.fakes.ratelimits import FakeRateLimits
 from tests.fakes.replies import FakeCallStates, FakeConversations, FakeReplies
 from tests.fakes.sessions import FakeSessions
-from tests.fakes.store import FakeStore
+from tests.fakes.store import FakePast, FakeStore
 from tests.fakes.workers import FakeWorkers, Scripted
 from tests.waiting import BOUND_S
 
@@ -90,6 +93,15 @@ class SpyMetrics:
 
     def bug(self, error: Exception) -> None:
         self.bugs.append(error)
+
+
+def known(*past: WorkerExperience) -> Any:
+    """A look-up that always finds this."""
+
+    async def near(*_: Any) -> Recalled:
+        return Recalled("fresh", 0.0, {one.worker: one for one in past})
+
+    return near
 
 
 def model_worker(name: str, handle: str, **more: Any) -> WorkerSpec:
@@ -158,7 +170,7 @@ class Kit:
         held: Held = none_held,
         errors: Mapping[str, CheckerErrors] = NO_ERRORS,
         summaries: SummaryRules = NO_SUMMARIES,
-        standing: Callable[[str], str] = no_standing,
+        standing: Callable[[str, str], str] = no_standing,
         **policies: Any,
     ) -> None:
         self.conductor = ScriptedConductor(script, gap_s=gap_s, model="conductor@1")
@@ -187,14 +199,17 @@ class Kit:
         learned = ConductorPlanner(conductor or self.conductor, planning)
         planners = {"baton": (learned, rule), "baton/conductor": (learned, rule), "baton/rule": (rule, rule)}
         self.catalog = Catalog(pools or pool_file(), planners, standing=standing)  # type: ignore[arg-type]
-        self.shortlist = Shortlist(self.embedder, self.store, clock, 20, most=12, explored=2)
+        self.memory = ExperienceMemory(FakePast(self.store), clock, bytes_max=2**24, stale_s=10.0, timeout_s=BOUND_S)
+        self.shortlist = Shortlist(self.embedder, self.memory, clock, 20, most=12, explored=2)
+        redactor = Redactor(["provider-secret-value"])
+        limits = LookupLimits(20, BOUND_S, policies.pop("examples_max", 0))
+        looks = (self.memory, self.store, self.embedder, redactor, self.metrics, limits)
         self.completer = Completer(
             catalog=self.catalog,
             rounds=Rounds(calls, errors, summaries),
             budgets=self.budgets,
             limits=self.limits,
             journal=self.journal,
-            store=self.store,
             embedder=self.embedder,
             clock=clock,
             metrics=self.metrics,
@@ -204,12 +219,10 @@ class Kit:
                 planning_tokens_max=256,
                 rounds=rounds,
                 attempts_max=attempts_max,
-                explore_share=0.0,
-                experience_k=20,
-                experience_timeout_s=BOUND_S,
+                shares=Shares(0.0),
                 **policies,
             ),
-            redactor=Redactor(["provider-secret-value"]),
+            redactor=redactor,
             sticky=Sticky(
                 *(self.conversations, self.metrics, b"secret of the marks", sticky_s, 3600.0, BOUND_S),
                 replanning or Replanning(),
@@ -219,7 +232,12 @@ class Kit:
             sessions=self.sessions,
             states=VendorStates(self.states, self.metrics, 3600.0, BOUND_S),
             shortlist=self.shortlist,
+            looks=ExperienceLookup(*looks, self.catalog.shares_experience),
         )
+
+    def knows(self, *past: WorkerExperience) -> None:
+        """Let every look-up find this."""
+        self.memory.near = known(*past)  # type: ignore[method-assign]
 
     async def start(self, body: dict[str, Any] | None = None, who: Principal = KEY, **asked: Any) -> Running:
         await self.budgets.load({}) if self.budgets.epoch_lost else None

@@ -11,10 +11,11 @@ import pytest
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.experience.remembered import PostgresPast
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.core.log.events import Event
-from tests.fakes.store import FakeStore
+from tests.fakes.store import FakePast, FakeStore
 from tests.records import a_rollout, an_outcome, rollout_event
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, 123456, tzinfo=UTC)
@@ -26,6 +27,7 @@ class World:
 
     store: Any  # Store, and the queries of boot and admin
     ingest: Callable[[Event], Awaitable[None]]
+    past: Any  # JudgedPast
 
     async def rollout(self, **changes: Any) -> str:
         record = a_rollout(**changes)
@@ -49,7 +51,7 @@ async def store_world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         async def ingest_fake(one: Event) -> None:
             fake.ingest(one)
 
-        yield World(fake, ingest_fake)
+        yield World(fake, ingest_fake, FakePast(fake))
         return
     store = PostgresStore(async_engine(request.getfixturevalue("database_url"), statement_timeout_s=20.0))
 
@@ -57,5 +59,5 @@ async def store_world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         async with store.engine.begin() as connection:
             await connection.run_sync(insert_rows, rows.event_rows(one))
 
-    yield World(store, ingest_real)
+    yield World(store, ingest_real, PostgresPast(store.engine))
     await store.engine.dispose()

@@ -4,14 +4,15 @@ In the arena (a simulator: docs/arena.md) the truth is known. `--outcomes` tasks
 one worker drawn at random, alone, and are judged. Then, for 300 other tasks, each worker's experience is taken
 
     then      over its 50 most similar steps, as Baton did at first
-    hashing   as `core.loop.experience.likeness` says, and the store's query
+    hashing   as `core.loop.experience.recall` says
     meaning   the same with the default embedder
 
 and compared with how often that worker alone is right on such a task. *Kind*: share of what counted that was of the
 task's own kind. *Shown*: share of workers that are shown with experience at all. *Error*: mean absolute difference
 between the success shown and the true one.
 
-`--rows N` fills a real PostgreSQL with N judged steps of seven workers and times the query instead.
+`--rows N` fills a real PostgreSQL with N judged steps of seven workers, and times how a process reads them into its
+memory, and how it looks them up there, instead.
 """
 
 from __future__ import annotations
@@ -32,27 +33,31 @@ from numpy.typing import NDArray
 from sqlalchemy import text
 
 from bench.serving import percentile
+from gateway.adapters.host.clock import SystemClock
 from gateway.adapters.postgres.database import async_engine
-from gateway.adapters.postgres.store import PostgresStore
-from gateway.core.loop.experience.likeness import HALF_LIFE, HASHED, WEIGHT_MIN, Embedding, embed
+from gateway.adapters.postgres.experience.remembered import PostgresPast
+from gateway.core.loop.experience.likeness import HASHED, Embedding, embed
 from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience.past import Question
 from gateway.files import shipped
+from gateway.service.loop.experience.memory import ExperienceMemory
 from policy.recipes.stack import gateway, temporary_directory
 from policy.simulators.arena.families.tasks import Split, Task, grade, make_task
 from policy.simulators.arena.workers import STANDARD, ArenaWorker, with_builtins
 from policy.simulators.arena.world import run_plan
-from tests.models.experience import freshness, likeness, nearness
+from tests.models.experience import likeness, nearness
 
 ASKED = 300
 K_THEN, K_NOW = 50, 200
+LEAST = 0.5  # sum of a worker's weights below which nothing is shown of it
 TIMED, SEEDS_APART = 200, 10_000_000
 POOL = with_builtins(STANDARD)
 Floats = NDArray[np.float64]
 _FILL = """
 INSERT INTO experience (rollout_id, round, step, worker, worker_version, pool_name, embedding, embedder, success,
-  cost_nano, latency_ms, at)
+  cost_nano, latency_ms, at, org)
 VALUES (CAST(:id AS uuid), 1, 0, :worker, '1', 'bench', CAST(CAST(:embedding AS real[]) AS vector), 'hashing', :success,
-  100000, 100, now() - make_interval(secs => :ago))
+  100000, 100, now() - make_interval(secs => :ago), 'bench')
 """
 
 
@@ -94,17 +99,16 @@ def weights_then(similar: Floats, past: Past) -> Floats:
 
 
 def weights_now(similar: Floats, past: Past) -> Floats:
-    """Weigh by nearness and freshness, as the query of the store does."""
+    """Weigh by nearness, as `core.loop.experience.recall` does."""
     alike = np.array(likeness(similar.tolist()))
     weights = np.zeros(len(similar))
     for worker in range(len(STANDARD)):
-        newer, counted = 0.0, 0
+        counted = 0
         for index in np.flatnonzero(past.workers == worker)[::-1].tolist():
             near = nearness(alike[index])
             if near > 0 and counted < K_NOW:
-                weights[index] = near * freshness(newer, HALF_LIFE)
+                weights[index] = near
                 counted += 1
-            newer += alike[index]
     return weights
 
 
@@ -131,7 +135,7 @@ def table(outcomes: Sequence[int]) -> str:
     meaning = by_meaning(shipped(TABLE_FILE))
     looks = (
         ("then", weights_then, 1.0, HASHED),
-        *((name, weights_now, WEIGHT_MIN, one) for name, one in (("hashing", HASHED), ("meaning", meaning))),
+        *((name, weights_now, LEAST, one) for name, one in (("hashing", HASHED), ("meaning", meaning))),
     )
     lines = ["| outcomes | phrasings | | kind | shown | error |", "|---:|---|---|---:|---:|---:|"]
     for n in outcomes:
@@ -146,9 +150,10 @@ def table(outcomes: Sequence[int]) -> str:
 # ---------------------------------------------------------------- how long it takes
 
 
-async def timed(database_url: str, rows: int) -> list[float]:
-    """Time TIMED look-ups among `rows` judged steps of seven workers, in milliseconds."""
-    store = PostgresStore(async_engine(database_url, statement_timeout_s=600.0))
+async def timed(database_url: str, rows: int) -> tuple[float, list[float]]:
+    """Time how long `rows` judged steps of seven workers are read, and TIMED look-ups among them, in milliseconds."""
+    engine = async_engine(database_url, statement_timeout_s=600.0)
+    memory = ExperienceMemory(PostgresPast(engine), SystemClock(), bytes_max=2**30, stale_s=3600.0, timeout_s=600.0)
     rng = Random("bench rows")
     workers = {f"worker-{n}": "1" for n in range(7)}
     filled: list[dict[str, Any]] = [
@@ -162,19 +167,19 @@ async def timed(database_url: str, rows: int) -> list[float]:
         for n in range(rows)
     ]
     try:
-        async with store.engine.begin() as connection:
+        async with engine.begin() as connection:
             await connection.execute(text("SET LOCAL session_replication_role = replica"))  # rollouts are not needed
             await connection.execute(text(_FILL), filled)
             await connection.execute(text("ANALYZE experience"))
         times = []
-        for n in range(TIMED):
-            vector = embed(make_task(SEEDS_APART + n, "held_out").text)
+        for n in range(TIMED + 1):
+            vector = np.array(embed(make_task(SEEDS_APART + n, "held_out").text), np.float32)
             began_s = time.perf_counter()
-            await store.experience_near(None, vector, HASHED.name, workers, K_NOW)
+            await memory.near("bench", Question(None, vector, HASHED.name), workers, K_NOW)
             times.append((time.perf_counter() - began_s) * 1000)
-        return times
+        return times[0], times[1:]
     finally:
-        await store.engine.dispose()
+        await engine.dispose()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -191,8 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(table(options.outcomes))
         return 0
     with temporary_directory() as directory, gateway(directory) as served:
-        times = asyncio.run(timed(served.database_url, options.rows))
-    print(f"{options.rows} rows: median {percentile(times, 0.5):.1f} ms, 95 % {percentile(times, 0.95):.1f} ms")
+        read_ms, times = asyncio.run(timed(served.database_url, options.rows))
+    fast, slow = percentile(times, 0.5), percentile(times, 0.95)
+    print(f"{options.rows} rows: read in {read_ms:.0f} ms; a look-up: median {fast:.2f} ms, 95 % {slow:.2f} ms")
     return 0
 
 

@@ -10,10 +10,11 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from gateway.config.serving import Bytes, Count, Seconds, Share, Usd
-from gateway.core.loop.experience.likeness import HALF_LIFE
+from gateway.core.log.outcome import parse_labels
 from gateway.core.pool.workers import SecretRef
 
 HASHING, MINILM = "hashing", "minilm"
+WORKER = "worker:"
 
 
 class PlanningSettings(BaseModel):
@@ -60,6 +61,11 @@ class PlanningSettings(BaseModel):
     )
     explore_share: Share = Field(
         0.1, description="Share of requests planned at temperature 1, for training; never with `train: false`"
+    )
+    explore_share_max: Share = Field(
+        0.3,
+        description="What `BATON_EXPLORE_SHARE` of the conductor and `BATON_CONDUCTOR_TRIAL_SHARE` rise to, unless "
+        "they are 0, while too few judged requests are there to retrain on; see jobs.md",
     )
     plan_prompt: Literal["auto", "compact", "full", "guided"] = Field(
         "auto", description="Prompt profile; auto: that of the conductor's manifest, else guided"
@@ -117,13 +123,16 @@ class PlanningSettings(BaseModel):
     summary_timeout_s: Seconds = Field(
         20.0, description="Limit of one summary, at most half of the request's time left; then the turns are dropped"
     )
-    experience_timeout_s: Seconds = Field(0.1, description="If the look-up takes longer, plan without experience")
+    experience_timeout_s: Seconds = Field(
+        0.1,
+        description="Wait of a request for what is not in memory yet: its organisation's experience, a vector, plans",
+    )
     experience_neighbours: Count = Field(200, description="Past steps per worker that experience is computed from")
-    experience_half_life: float = Field(
-        HALF_LIFE,
-        gt=0,
-        le=1_000_000,
-        description="Newer similar steps after which a past step counts half; see experience.md",
+    experience_bytes_max: Bytes = Field(
+        256 * 2**20, description="Bytes of experience in the memory of each process, about 1.6 kB a judged step"
+    )
+    experience_stale_s: Seconds = Field(
+        10.0, description="Age above which the memory of experience is called stale, in the reply, the log and a metric"
     )
     embedder: str = Field(
         MINILM,
@@ -240,6 +249,40 @@ class LearningSettings(BaseModel):
         0, ge=0, le=366 * 86_400, description="Time since the last job that starts one, if outcomes came; 0: none"
     )
     retrain_arguments: str = Field("--env logged", description="Arguments of `baton train` in those jobs")
+    gate_usd_max: Usd = Field(
+        "5.00", description="Dollars that the gate of a job may spend on real workers, unless the job names its own cap"
+    )
     retrain_auto: bool = Field(False, description="A version of theirs that passes the gate becomes a canary of 1 %")
-    judge_model: str | None = Field(None, description="Worker behind the grader `judge`; unset: there is no judge")
-    judge_budget_usd: Usd = Field("1.00", description="Dollars that the judge's key may spend in all")
+    outcome_labels: str = Field(
+        "", description="`label=value` pairs, comma-separated, beside the standard labels of outcomes; see outcomes.md"
+    )
+    judge: str | None = Field(
+        None, description="`worker:NAME`: the model that judges a share of the requests; unset: nobody does"
+    )
+    judge_share: Share = Field(
+        0.1,
+        description="Share of the requests that it judges beside those that name the grader `judge`; never with "
+        "`train: false`",
+    )
+    judge_usd_a_day: Usd = Field("1.00", description="Dollars that the judge may spend on a day (UTC)")
+    judge_rubrics: Path | None = Field(
+        None, description="YAML file, `task type: what a good reply has`; `default` for all others; see outcomes.md"
+    )
+
+    @property
+    def judge_worker(self) -> str | None:
+        """The name of the worker that judges; None: nobody does."""
+        return None if self.judge is None else self.judge.removeprefix(WORKER)
+
+    @field_validator("judge")
+    @classmethod
+    def _is_worker(cls, text: str | None) -> str | None:
+        if (text is not None and not text.removeprefix(WORKER).strip()) or not (text or WORKER).startswith(WORKER):
+            raise ValueError(f"write {WORKER}NAME, a worker of the pool file")
+        return text
+
+    @field_validator("outcome_labels")
+    @classmethod
+    def _are_labels(cls, text: str) -> str:
+        parse_labels(text)
+        return text

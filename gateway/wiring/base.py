@@ -81,8 +81,7 @@ def base_of(settings: Settings, services: Services, opened: AsyncExitStack) -> B
         statement_timeout_s=settings.db_statement_s,
     )
     opened.push_async_callback(connections.close)
-    half_life = settings.experience_half_life
-    store = PostgresStore(connections.requests, lookups=connections.lookups, experience_half_life=half_life)
+    store = PostgresStore(connections.requests, lookups=connections.lookups)
     metrics, counts = PrometheusMetrics(__version__), _counts(siblings_of(services))
     return Base(settings, services, opened, SystemClock(), metrics, connections, store, counts)
 

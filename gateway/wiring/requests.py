@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.adapters.host.poolfile import PoolFileSource
+from gateway.adapters.postgres.experience.remembered import PostgresPast
 from gateway.adapters.postgres.store import PostgresResponses
 from gateway.adapters.postgres.turns import PostgresConversations, PostgresReplies, PostgresSessions
 from gateway.adapters.postgres.upkeep.claims import StoreLocks
@@ -26,6 +27,7 @@ from gateway.api.public.responses import ResponsesApi
 from gateway.config.planning import MINILM
 from gateway.config.serving import listed
 from gateway.config.settings import Settings, environment
+from gateway.core.log.redact import Redactor
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.loop.replies.errors import CheckerErrors
@@ -36,16 +38,19 @@ from gateway.service.batches.conversations import StoredConversations
 from gateway.service.loop.calls import Calls, RetryBudget
 from gateway.service.loop.candidates import Shortlist
 from gateway.service.loop.conducting import ROUNDS_MOST, ConductorSettings
+from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
+from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.summaries import AUTO, NOBODY, SummaryRules
 from gateway.service.money.stores import StoreGuard
+from gateway.service.policies.readiness import Shortage
 from gateway.service.ports.background import BackgroundStore
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.pools import LoadedPool
 from gateway.service.ports.request import Embedder, Journal
 from gateway.service.request.admit import Policies
 from gateway.service.request.auth import Authenticator
-from gateway.service.request.catalog import Catalog
+from gateway.service.request.catalog import Catalog, Shares
 from gateway.service.request.complete import Completer
 from gateway.service.request.counting import InputTokens
 from gateway.service.request.responses import Responses
@@ -73,7 +78,7 @@ class PoolParts:
 def pool_of(base: Base) -> PoolParts:
     """Read the pool. Raises ConfigError for a pool file that cannot be used."""
     settings = base.settings
-    names = {"BATON_JUDGE_MODEL": settings.judge_model}
+    names = {"BATON_JUDGE": settings.judge_worker}
     if settings.summarizer not in (NOBODY, AUTO):
         names["BATON_SUMMARIZER"] = settings.summarizer
     file, planner = base.services.pool_file, settings.conductor_worker
@@ -129,7 +134,7 @@ async def money_of(base: Base) -> tuple[RedisBudgets, RedisRateLimits, StoreGuar
 # ---------------------------------------------------------------- the use case
 
 
-def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
+def admission_of(base: Base, planning: ConductorSettings | None, shortage: Shortage) -> Policies:
     """The caps and shares of each request. `planning`: None where there is no conductor."""
     settings = base.settings
     caps = Caps(
@@ -149,13 +154,14 @@ def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
         planning_tokens_max=planning.tokens_max if planning else 0,
         rounds=settings.conductor_rounds or 1,
         rounds_most=ROUNDS_MOST if by_prompt and settings.conductor_rounds is None else 1,
-        examples_max=settings.plan_examples_max if by_prompt else 0,
         attempts_max=settings.retry_attempts_max,
-        explore_share=settings.explore_share,
-        trial_share=settings.conductor_trial_share,
+        shares=Shares(
+            settings.explore_share,
+            settings.conductor_trial_share,
+            settings.explore_share_max,
+            short=lambda: shortage.short,
+        ),
         worth=worth_of(settings),
-        experience_k=settings.experience_neighbours,
-        experience_timeout_s=settings.experience_timeout_s,
         traced=bool(settings.otel_url),
     )
 
@@ -176,12 +182,41 @@ def embedder_of(base: Base, embedding: Embedding | None) -> LocalEmbedder | Http
     return base.closing(HttpEmbedder(url, model, key, timeout_s=timeout_s))
 
 
-def shortlist_of(base: Base, embedder: Embedder) -> Shortlist:
+def memory_of(base: Base) -> ExperienceMemory:
+    """The memory of experience."""
+    settings = base.settings
+    memory = ExperienceMemory(
+        PostgresPast(base.connections.lookups),
+        base.clock,
+        bytes_max=settings.experience_bytes_max,
+        stale_s=settings.experience_stale_s,
+        timeout_s=settings.experience_timeout_s,
+    )
+    base.metrics.gauge("experience_steps", "Judged steps in the memory of this process", lambda: memory.steps)
+    return base.closing(memory)
+
+
+def lookup_of(
+    base: Base,
+    memory: ExperienceMemory,
+    embedder: Embedder,
+    redactor: Redactor,
+    catalog: Catalog,
+    planning: ConductorSettings | None,
+) -> ExperienceLookup:
+    """Looks up what a request is planned by."""
+    settings = base.settings
+    examples_max = settings.plan_examples_max if planning and planning.profile == "guided" else 0
+    limits = LookupLimits(settings.experience_neighbours, settings.experience_timeout_s, examples_max)
+    return ExperienceLookup(memory, base.store, embedder, redactor, base.metrics, limits, catalog.shares_experience)
+
+
+def shortlist_of(base: Base, embedder: Embedder, memory: ExperienceMemory) -> Shortlist:
     """Chooses the candidates of a large pool."""
     settings = base.settings
     return Shortlist(
         embedder,
-        base.store,
+        memory,
         base.clock,
         settings.experience_neighbours,
         most=settings.candidates_max,

@@ -30,12 +30,18 @@ def upgrade() -> None:
         "UPDATE experience AS e SET org = r.org, key_id = r.key_id, changed_at = e.at"
         " FROM rollouts AS r WHERE r.id = e.rollout_id"
     )
-    op.create_index("experience_org_changed_at_idx", "experience", ["org", "changed_at"])
+    op.create_index("experience_changed_at_idx", "experience", ["changed_at"])
+    op.create_index("experience_org_worker_at_idx", "experience", ["org", "worker", "at"])
+    op.drop_index("experience_pool_name_idx", "experience")
+    op.create_index("experience_pool_name_worker_at_idx", "experience", ["pool_name", "worker", "at"])
 
 
 def downgrade() -> None:
     """Forgets whose evidence a step's success is, and what the rule decided."""
-    op.drop_index("experience_org_changed_at_idx", "experience")
+    op.drop_index("experience_pool_name_worker_at_idx", "experience")
+    op.create_index("experience_pool_name_idx", "experience", ["pool_name"])
+    for name in ("experience_org_worker_at_idx", "experience_changed_at_idx"):
+        op.drop_index(name, "experience")
     for name in ("changed_at", "weight", "source", "key_id", "org"):
         op.drop_column("experience", name)
     for name in ("worth", "signals", "judges"):

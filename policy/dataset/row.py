@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from gateway.core.loop.evidence.sources import CLIENT, JUDGE, PERSON, is_explicit
 from gateway.core.loop.replies.verdicts import StepVerdict
 
 Side = Literal["train", "validation"]
+RULE = "rule"
 Call = tuple[str, int]  # (rollout id, round): the key of a planning call
 
 
@@ -40,9 +42,12 @@ class OutcomeValue:
 
 def settle(judgements: Sequence[Rating], sources: Sequence[str] = ()) -> OutcomeValue:
     """The mean of the judgements, oldest first, of the first source that has any. With `sources`, those alone count, in
-    that order; without, people come first, then the client, then all other sources (graders) together."""
-    others = tuple(sorted({one.source for one in judgements} - {"person", "client"}))
-    ranks: Sequence[Sequence[str]] = [(name,) for name in sources] or [("person",), ("client",), others]
+    that order; without, people come first, then the client, then all others that post outcomes (graders) together, then
+    judges. A signal counts only where it is named."""
+    others = {one.source for one in judgements} - {PERSON, CLIENT}
+    posted = sorted(name for name in others if is_explicit(name))
+    judges = sorted(name for name in others if name.startswith(JUDGE))
+    ranks: Sequence[Sequence[str]] = [(name,) for name in sources] or [(PERSON,), (CLIENT,), posted, judges]
     for rank in ranks:
         decisive = [one for one in judgements if one.source in rank]
         if decisive:
@@ -128,11 +133,20 @@ class Row:
     verdicts: tuple[StepVerdict, ...] | None = None  # of the request; None: exported before exports had them
     turn: Mapping[str, Any] | None = None  # of a conversation that went on, else empty; None: exported before
     shown: Mapping[str, Any] | None = None  # `PromptInput.guidance` of this round; None: its prompt showed none of it
+    decision: Mapping[str, Any] | None = None  # of a router, with the propensities of its arms; None: there is none
 
     @property
     def call(self) -> Call:
         """Its key."""
         return self.rollout_id, self.round
+
+    @property
+    def propensity(self) -> float | None:
+        """The probability with which the rule drew this plan, as the only one of its request; None of any other
+        plan."""
+        alone = self.planner == RULE and self.round == 1 and self.depth == 0 and self.fallback is None and self.parsed
+        drawn = (self.decision or {}).get("propensity") if alone and self.plan is not None else None
+        return float(drawn) if drawn and 0 < drawn <= 1 else None
 
     @property
     def parsed(self) -> bool:

@@ -18,7 +18,7 @@ from gateway.errors import ConfigError, PlanRefused
 from policy.dataset import parquet
 from policy.dataset.curate import load
 from policy.dataset.refusals import RowRefused, listed
-from policy.dataset.row import Row
+from policy.dataset.row import RULE, Row
 from policy.dataset.rules import Rules, grammar_of, token_fault, value_of
 from policy.dataset.select import Selection
 from policy.serve.sampling import GREEDY_BELOW
@@ -128,7 +128,9 @@ def rows_of(source: RolloutSource) -> list[Row]:
 
 def read(rows: Sequence[Row], prompt_hash: str, source: str = "the log") -> Log:
     """Requests whose plans a candidate trained on the prompt `prompt_hash` can be asked about. Raises ConfigError where
-    outcomes all say the same or none is there, so that nothing can be judged from them."""
+    outcomes all say the same or none is there, so that nothing can be judged from them. What the rule drew alone is not
+    for triage: it has no tokens to compare."""
+    rows = [row for row in rows if row.planner != RULE or row.fallback is not None]
     _check_outcomes(rows, source)
     families: dict[str, list[Row]] = defaultdict(list)
     for row in rows:

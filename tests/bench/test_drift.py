@@ -12,11 +12,11 @@ import yaml
 from bench.simulated.drift import Changing, Plan, arguments, planned, pool_file
 from bench.simulated.drift_figures import Called, Trial, curve, drawn, markdown, share, until_first, until_half
 from bench.simulated.experience import figures, learned, table, truth, weights_now, weights_then
-from gateway.core.loop.experience.likeness import HALF_LIFE, NEAR
+from gateway.core.loop.experience.likeness import NEAR
 from gateway.core.pool.workers import PoolFile
 from policy.simulators.arena.families.tasks import make_family_task
 from policy.simulators.arena.workers import STANDARD
-from tests.models.experience import freshness, nearness
+from tests.models.experience import nearness
 
 OLD, SPARE, NEW = frozenset({"old"}), frozenset({"spare"}), frozenset({"new"})
 BOTH = frozenset({"old", "spare"})
@@ -109,8 +109,7 @@ def test_then_and_now_weigh_the_same_steps_differently() -> None:
     newest = [np.flatnonzero(past.workers == worker)[-1] for worker in range(len(STANDARD))]
     assert all(now[index] == 1.0 for index in newest if similar[index] > 0.9)
     own = np.flatnonzero(past.workers == past.workers[39])
-    newer = 1.0  # the newest is the nearest of all
-    assert now[own[-2]] == pytest.approx(freshness(newer, HALF_LIFE) * nearness(2 * similar[own[-2]] - 1))
+    assert now[own[-2]] == pytest.approx(nearness(2 * similar[own[-2]] - 1))
 
 
 def test_the_truth_is_what_one_worker_alone_can_do() -> None:

@@ -2,31 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
-from gateway.core.loop.experience.likeness import HALF_LIFE, HASHED, Embedding
+from gateway.core.loop.experience.belief import Trials
+from gateway.core.loop.experience.likeness import HASHED, Embedding
 from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience.past import Owner, Question
+from gateway.core.loop.experience.recall import trials_near
 from gateway.files import shipped
-from tests.models.experience import freshness
+from gateway.service.loop.experience.memory import ExperienceMemory
+from tests.kit import TestClock
 from tests.records import a_round, a_step, new_id
 from tests.stores import NOW, World, store_world
+from tests.waiting import BOUND_S
 
 world = store_world
 MEANING = by_meaning(shipped(TABLE_FILE))
 
 
-async def near(
-    world: World, text: str = "", task_type: str | None = None, k: int = 8, embedding: Embedding = HASHED
-) -> dict[str, tuple[int, float]]:
-    workers = dict.fromkeys(("alpha", "beta", "gamma"), "1")
-    found = await world.store.experience_near(
-        task_type, embedding.embed(text) if text else [], embedding.name, workers, k
-    )
-    return {one.worker: (one.n, one.success_mean) for one in found}
+ORG = "acme"
+
+
+async def remembered(world: World, org: str = ORG, **bounds: Any) -> ExperienceMemory:
+    """A memory that has read an organisation."""
+    limits = {"bytes_max": 2**24, "stale_s": 10.0, "timeout_s": BOUND_S} | bounds
+    memory = ExperienceMemory(world.past, TestClock(), **limits)
+    assert (await memory.near(org, Question(None, None, ""), {}, 8)).state == "fresh"
+    return memory
+
+
+def trials(
+    memory: ExperienceMemory,
+    text: str = "",
+    task_type: str | None = None,
+    k: int = 8,
+    embedding: Embedding = HASHED,
+    version: str = "1",
+    org: str = ORG,
+) -> Mapping[str, Trials]:
+    """What the memory has of three workers on such a question, without waiting."""
+    vector = np.array(embedding.embed(text), np.float32) if text else None
+    workers = dict.fromkeys(("alpha", "beta", "gamma"), version)
+    past = memory._held[Owner("org", org)].past
+    return dict(trials_near(Question(task_type, vector, embedding.name), workers, k, past))
+
+
+async def near(world: World, *asked: Any, **more: Any) -> dict[str, tuple[float, float]]:
+    """The weight of what is known of each worker, and its mean success."""
+    found = trials(await remembered(world), *asked, **more)
+    return {worker: figures(one) for worker, one in found.items() if one.weight.sum() > 0}
+
+
+def figures(one: Trials) -> tuple[float, float]:
+    total = float(one.weight.sum())
+    return round(total, 2), round(float(one.weight @ one.success) / total, 3)
 
 
 def _request(text: str) -> dict[str, Any]:
@@ -44,17 +78,17 @@ async def test_an_outcome_credits_each_finished_step_of_a_model_worker(world: Wo
     rollout_id = await world.rollout(steps=steps)
     assert await near(world) == {}
     await world.judge(rollout_id, 0.5)
-    (alpha, beta) = await world.store.experience_near(
-        None, [], "hashing", dict.fromkeys(("alpha", "beta", "gamma"), "1"), 8
-    )
-    assert (alpha.worker, beta.worker) == ("alpha", "beta")
-    assert (alpha.n, alpha.success_mean, alpha.cost_nano_mean, alpha.latency_ms_mean) == (1, 0.5, 400, 100)
+    found = trials(await remembered(world))
+    assert set(found) == {"alpha", "beta"}
+    alpha = found["alpha"]
+    columns = alpha.weight, alpha.success, alpha.cost_nano, alpha.latency_ms
+    assert [column.tolist() for column in columns] == [[1.0], [0.5], [400.0], [100.0]]
 
 
 async def test_steps_of_another_version_of_a_worker_do_not_count(world: World) -> None:
     await world.judge(await world.rollout(steps=[a_step(0, "alpha")]), 1.0)
-    assert [one.n for one in await world.store.experience_near(None, [], "hashing", {"alpha": "1"}, 8)] == [1]
-    assert await world.store.experience_near(None, [], "hashing", {"alpha": "2"}, 8) == []
+    assert await near(world) == {"alpha": (1, 1.0)}
+    assert await near(world, version="2") == {}
 
 
 async def test_labels_and_comments_are_no_experience(world: World) -> None:
@@ -88,32 +122,22 @@ async def test_nearness_is_relative_to_the_steps_of_all_workers(world: World) ->
     assert await near(world, "what is 4 plus 5?") == {"alpha": (1, 1.0)}  # beta's poem says nothing of its sums
 
 
-async def test_newer_steps_count_for_more(world: World) -> None:
-    for n in range(100):
-        rollout_id = await world.rollout(steps=[a_step(0)])
-        await world.judge(rollout_id, float(n < 60), NOW + timedelta(seconds=n))
-    n, success = (await near(world, "What is 2+2?", k=1000))["alpha"]
-    weights = [freshness(newer, HALF_LIFE) for newer in range(100)]
-    assert n == round(sum(weights))
-    assert success == pytest.approx(sum(weights[40:]) / sum(weights))
-    assert 0 < success < 0.1  # 60 of 100 were right, the latest 40 were not
-    (_, latest) = (await near(world, "What is 2+2?", k=30))["alpha"]
-    assert latest == 0.0
-
-
-async def test_steps_of_another_kind_do_not_age_a_step(world: World) -> None:
+async def test_the_latest_steps_that_are_near_count_the_newest_first(world: World) -> None:
     sums, poem = "what is 17 plus 25?", "write a poem about the sea at night"
     for n, text in enumerate([sums] * 20 + [poem] * 20):
         rollout_id = await world.rollout(request=_request(text), steps=[a_step(0)], task_type=None)
-        await world.judge(rollout_id, float(text == sums), NOW + timedelta(seconds=n))
-    weights = [freshness(newer, HALF_LIFE) for newer in range(20)]
-    assert await near(world, sums, k=50) == {"alpha": (round(sum(weights)), 1.0)}
+        await world.judge(rollout_id, float(n >= 10), NOW + timedelta(seconds=n))
+    memory = await remembered(world)
+    assert trials(memory, sums, k=30)["alpha"].success.tolist() == [1.0] * 10 + [0.0] * 10
+    assert trials(memory, sums, k=12)["alpha"].success.tolist() == [1.0] * 10 + [0.0] * 2
+    one = trials(memory, poem, k=12)["alpha"]
+    assert (one.wide_n, one.wide_right) == (40, 30)
 
 
 async def test_a_person_counts_for_more_than_a_later_grader_and_a_verifier_for_less(world: World) -> None:
     rollout_id = await world.rollout()
     await world.judge(rollout_id, 1.0, NOW, source="verifier")
-    assert await near(world) == {"alpha": (1, 1.0), "beta": (1, 1.0)}
+    assert await near(world) == {"alpha": (0.8, 1.0), "beta": (0.8, 1.0)}
     await world.judge(rollout_id, 0.25, NOW - timedelta(seconds=5), source="grader")
     assert await near(world) == {"alpha": (1, 0.25), "beta": (1, 0.25)}
     await world.judge(rollout_id, 0.75, NOW - timedelta(seconds=9), source="person")
@@ -173,11 +197,8 @@ async def test_of_a_task_type_seen_before_only_its_own_tasks_count(world: World)
     assert await near(world, "same words", "poem", k=2) == {"alpha": (2, 0.0)}
     assert await near(world, "same words", "sum", k=2) == {"alpha": (2, 1.0)}
     assert await near(world, "", "sum", k=3) == {"alpha": (2, 1.0)}
-    weights = [freshness(newer, HALF_LIFE) for newer in range(4)]
     for unknown in ("never seen", None):
-        n, success = (await near(world, "same words", unknown, k=4))["alpha"]
-        assert n == round(sum(weights))
-        assert success == pytest.approx((weights[1] + weights[3]) / sum(weights), abs=0.03)
+        assert await near(world, "same words", unknown, k=4) == {"alpha": (4, 0.5)}
 
 
 async def test_without_an_embedding_the_latest_count(world: World) -> None:

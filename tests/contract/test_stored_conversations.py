@@ -242,7 +242,7 @@ async def test_two_records_of_one_conversation_in_one_batch_are_added_in_order(p
     store = PostgresStoredConversations(pg_engine)
     name = f"conv_{random_hex()}"
     await store.create(StoredConversation(name, "key1", 1, {}), (), 9)
-    here = Both(World(None, None), store)  # type: ignore[arg-type]
+    here = Both(World(None, None, None), store)  # type: ignore[arg-type]
     both_rows = event_rows(here.turn(name, "t1"))
     both_rows.extend(event_rows(here.turn(name, "t2")))
     async with pg_engine.begin() as connection:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import accumulate
+from itertools import count
 from typing import Any
+
+import numpy as np
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.tables import MODEL_KINDS, SETTLED
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Outcome
-from gateway.core.loop.experience.belief import WorkerExperience
-from gateway.core.loop.experience.likeness import HALF_LIFE, SIMILAR, TASK_TYPE_SIMILARITY, WEIGHT_MIN, WON
+from gateway.core.loop.evidence.sources import prior_weights
+from gateway.core.loop.experience.likeness import SIMILAR, TASK_TYPE_SIMILARITY, WON
+from gateway.core.loop.experience.past import Change, JudgedStep, Owner
 from gateway.core.loop.replies.credit import Evidence, FinishedStep, JudgedLoop, credited_tree
 from gateway.core.loop.replies.errors import VERIFY
 from gateway.core.loop.replies.kinds import read_message
@@ -21,7 +24,6 @@ from gateway.errors import NotFound, Unavailable
 from gateway.service.ports.admin import KeyRow, OrgRow
 from gateway.service.ports.money import Books, Settlement
 from gateway.service.ports.request import WonPlan
-from tests.models.experience import freshness, likeness, nearness
 
 Row = dict[str, Any]
 
@@ -36,7 +38,7 @@ class FakeStore:
         self.outcomes: list[Row] = []
         self.experience: dict[tuple[str, int, int], Row] = {}
         self.away = False
-        self.half_life = HALF_LIFE
+        self._ticks = count(1)
 
     def ingest(self, event: Event) -> None:
         """Store the rows of an event once, as the shipper does."""
@@ -143,7 +145,13 @@ class FakeStore:
                 for s in done
             ],
             [
-                Evidence(o["value"], int(o["created_at"].timestamp() * 1e6), o["source"], o["step"])
+                Evidence(
+                    o["value"],
+                    int(o["created_at"].timestamp() * 1e6),
+                    o["source"],
+                    o["step"],
+                    weights=prior_weights(o["source"]),
+                )
                 for o in self.outcomes
                 if o["rollout_id"] == rollout_id and o["value"] is not None
             ],
@@ -166,34 +174,12 @@ class FakeStore:
             "cost_nano": step["cost_nano"],
             "latency_ms": round(took.total_seconds() * 1000),
             "at": rows.at(credit.at),
+            "org": rollout["org"],
+            "key_id": rollout["key_id"],
+            "source": credit.source,
+            "weight": credit.weight,
+            "changed_us": next(self._ticks),
         }
-
-    async def experience_near(
-        self, task_type: str | None, embedding: Sequence[float], embedder: str, workers: Mapping[str, str], k: int
-    ) -> Sequence[WorkerExperience]:
-        self._up()
-
-        def similarity(row: Row) -> float:
-            same_type = TASK_TYPE_SIMILARITY * (task_type is not None and row["task_type"] == task_type)
-            pairs = zip(row["embedding"] or [] if row["embedder"] == embedder else [], embedding, strict=False)
-            return float(same_type + sum(a * b for a, b in pairs))
-
-        steps = sorted(self.experience.items(), key=lambda item: (item[1]["at"], item[0]), reverse=True)
-        rows_found = [row for _, row in steps if workers.get(row["worker"]) == row["worker_version"]]
-        placed = list(zip(rows_found, likeness([similarity(row) for row in rows_found]), strict=True))
-        result = []
-        for worker in sorted(workers):
-            own = [(row, alike) for row, alike in placed if row["worker"] == worker]
-            newer = accumulate((alike for _, alike in own), initial=0.0)
-            aged = [(row, nearness(alike), age) for (row, alike), age in zip(own, newer, strict=False)]
-            near = [(row, counts * freshness(age, self.half_life)) for row, counts, age in aged if counts > 0][:k]
-            weights = [weight for _, weight in near]
-            total = sum(weights)
-            if total >= WEIGHT_MIN:
-                columns = ("success", "cost_nano", "latency_ms")
-                mean = [sum(w * row[c] for w, (row, _) in zip(weights, near, strict=True)) / total for c in columns]
-                result.append(WorkerExperience(worker, max(1, round(total)), mean[0], round(mean[1]), round(mean[2])))
-        return result
 
     async def plans_near(
         self, key_id: str, task_type: str | None, embedding: Sequence[float], embedder: str, k: int
@@ -255,3 +241,60 @@ class FakeStore:
         self._up()
         settled = [r for r in self.rows.ledger if r["hold_id"] == hold_id and r["kind"] in SETTLED]
         return int(settled[0]["amount_nano"]) if settled else None
+
+
+class FakePast:
+    """What a memory reads of a FakeStore."""
+
+    def __init__(self, store: FakeStore) -> None:
+        self.store = store
+
+    def _steps(self) -> list[JudgedStep]:
+        self.store._up()
+        return [_judged(key, row) for key, row in self.store.experience.items()]
+
+    async def recent(self, most: int) -> Sequence[Owner]:
+        latest = sorted(self._steps(), key=lambda one: one.changed_us, reverse=True)
+        return list(dict.fromkeys(Owner("org", one.org) for one in latest))[:most]
+
+    async def begin(self, owner: Owner, most: int) -> tuple[int, Sequence[str]]:
+        own = sorted({one.worker for one in self._steps() if _has(owner, one)})
+        return next(self.store._ticks), own[:most]
+
+    async def latest(self, owner: Owner, worker: str, most: int) -> Sequence[JudgedStep]:
+        own = [one for one in self._steps() if one.worker == worker and _has(owner, one)]
+        return sorted(own, key=lambda one: one.at_us, reverse=True)[:most]
+
+    async def changes(self, owners: Collection[Owner], since_us: int, most: int) -> Sequence[Change]:
+        late = [one for one in self._steps() if one.changed_us > since_us and any(_has(each, one) for each in owners)]
+        late.sort(key=lambda one: one.changed_us)
+        return [Change(one.rollout_id, (one.round, one.step), one.changed_us, one.org, one.pool) for one in late][:most]
+
+    async def of_rollouts(self, ids: Collection[str]) -> Sequence[JudgedStep]:
+        return [one for one in self._steps() if one.rollout_id in ids]
+
+
+def _has(owner: Owner, step: JudgedStep) -> bool:
+    return (step.org if owner.kind == "org" else step.pool) == owner.name
+
+
+def _judged(key: tuple[str, int, int], row: Row) -> JudgedStep:
+    vector = None if row["embedding"] is None else np.array(row["embedding"], np.float32)
+    return JudgedStep(
+        *key,
+        org=row["org"],
+        key_id=row["key_id"],
+        pool=row["pool"],
+        worker=row["worker"],
+        version=row["worker_version"],
+        task_type=row["task_type"],
+        embedder=row["embedder"],
+        vector=vector,
+        success=row["success"],
+        cost_nano=row["cost_nano"],
+        latency_ms=row["latency_ms"],
+        weight=row["weight"],
+        source=row["source"],
+        at_us=round(row["at"].timestamp() * 1e6),
+        changed_us=row["changed_us"],
+    )

@@ -150,15 +150,6 @@ async def test_a_name_is_looked_at_once_whichever_others_are_asked_for(absences:
     assert looks.count == 2  # for a and b, then for c
 
 
-async def test_a_look_covers_the_other_names_whose_time_is_over(looks: Looks) -> None:
-    absences = Absences(cast(Lookups, looks), lambda: looks.now_s, beside_max=2)
-    await absences.look("abcd", NOTHING, {})
-    looks.now_s += ABSENT_S
-    await absences.look("d", NOTHING, {})
-    assert [absences.known(name) for name in "abcd"] == [True, True, False, True]
-    assert looks.count == 2
-
-
 async def test_a_key_is_read_without_a_transaction(database_url: str) -> None:
     away = async_engine("postgresql://127.0.0.1:1/none")
     engine = lookup_engine(database_url, statement_timeout_s=20.0)

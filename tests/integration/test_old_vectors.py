@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text, update
 
-from gateway.adapters.postgres import experience as stored_experience
 from gateway.adapters.postgres.database import async_engine
-from gateway.adapters.postgres.experience import OldVectors
+from gateway.adapters.postgres.experience import credit as stored_experience
+from gateway.adapters.postgres.experience.credit import OldVectors
+from gateway.adapters.postgres.experience.remembered import PostgresPast
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.rows import event_rows
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import experience
 from gateway.core.loop.experience.likeness import HASHED
 from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience.past import Owner
 from gateway.files import shipped
 from tests.records import a_rollout, a_step, an_outcome, rollout_event
 
@@ -68,8 +70,9 @@ async def test_vectors_of_the_embedder_before_are_computed_again(
     await judged(store, TEXTS[0])
     assert await after_a_crash.sweep(1000) == 0  # it rests until the next start
     assert await OldVectors(store.engine, MEANING).sweep(1000) == 1
-    found = await store.experience_near(None, MEANING.embed(TEXTS[2]), MEANING.name, {"alpha": "1"}, 8)
-    assert found[0].n < len(TEXTS)
+    steps = await PostgresPast(store.engine).latest(Owner("org", "acme"), "alpha", 100)
+    assert {one.embedder for one in steps} == {"minilm-1"}
+    assert all(one.changed_us > one.at_us for one in steps)  # so the memories of the gateways read them again
 
 
 async def test_vectors_of_before_they_had_names_are_computed_again(store: PostgresStore) -> None:

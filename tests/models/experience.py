@@ -1,4 +1,4 @@
-"""Weights of past steps by their questions: the model that the database's query of experience must match."""
+"""Weights of past steps by their questions: the model that `core.loop.experience.recall` must match."""
 
 from __future__ import annotations
 
@@ -23,8 +23,3 @@ def likeness(similarities: Sequence[float]) -> list[float]:
 def nearness(alike: float) -> float:
     """Weight of a step by the likeness of its task: 0 up to NEAR, 1 from NEAREST on."""
     return min(1.0, max(0.0, (alike - NEAR) / (NEAREST - NEAR)))
-
-
-def freshness(newer: float, half_life: float) -> float:
-    """Weight of a step, in (0, 1], when the newer steps of its worker have likenesses that sum to `newer`."""
-    return float(0.5 ** (newer / half_life))

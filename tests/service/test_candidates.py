@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from random import Random
@@ -23,6 +23,9 @@ WORDS = ("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "heron")
 TOPICS = ("weather", "football", "cooking", "chess", "poetry", "history", "botany", "sailing")
 
 
+WHOSE = ("default", None)  # the organisation, and the type of its tasks
+
+
 def worker(number: int, **more: Any) -> WorkerSpec:
     topic = TOPICS[number % len(TOPICS)]
     facts = {
@@ -38,14 +41,14 @@ def worker(number: int, **more: Any) -> WorkerSpec:
 
 
 class Records:
-    """A store that knows what workers did, and counts how often it is asked."""
+    """A memory that knows what workers did, and counts how often it is asked."""
 
     def __init__(self, *known: WorkerExperience) -> None:
         self.known, self.reads = known, 0
 
-    async def experience_near(self, *_: Any) -> Sequence[WorkerExperience]:
+    async def records(self, *_: Any) -> Mapping[str, WorkerExperience]:
         self.reads += 1
-        return self.known
+        return {one.worker: one for one in self.known}
 
 
 class Silent:
@@ -67,9 +70,9 @@ def shortlist(store: Any = None, embedder: Any = None, **sizes: int) -> Shortlis
 async def names(
     chooser: Shortlist, workers: Sequence[WorkerSpec], text: str = "hello", tokens: int = 10, seed: int = 1
 ) -> tuple[list[str], dict[str, float]]:
-    await chooser.of(workers, lambda: text, None, tokens, Random(seed))
+    await chooser.of(workers, lambda: text, WHOSE, tokens, Random(seed))
     await chooser.settled()
-    chosen = await chooser.of(workers, lambda: text, None, tokens, Random(seed))
+    chosen = await chooser.of(workers, lambda: text, WHOSE, tokens, Random(seed))
     return [spec.name for spec in chosen.workers], dict(chosen.drawn)
 
 

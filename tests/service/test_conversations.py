@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
 
 import pytest
 
@@ -40,11 +39,7 @@ def cached_pool() -> PoolFile:
 
 def with_experience(kit: Kit, **seen: tuple[float, int]) -> Kit:
     """The kit, where experience says of each worker: (success, nano-dollars) of twenty judged tasks."""
-
-    async def near(*_: Any) -> list[WorkerExperience]:
-        return [WorkerExperience(name, 20, success, nano, 1000) for name, (success, nano) in seen.items()]
-
-    kit.store.experience_near = near  # type: ignore[method-assign, assignment]
+    kit.knows(*(WorkerExperience(name, 20, success, nano, 1000) for name, (success, nano) in seen.items()))
     return kit
 
 

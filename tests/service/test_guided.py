@@ -293,7 +293,7 @@ async def test_plans_of_the_same_key_that_did_well_are_examples() -> None:
     assert await examples(kit, replace(KEY, workers=("alpha", "beta"))) == []  # grove is gone
     kit.store.away = True
     assert (await kit.serve()).record.status == "done"
-    assert kit.metrics.degradations == ["experience"]
+    assert kit.metrics.degradations == ["examples"]
 
 
 async def examples(kit: Kit, who: Principal) -> Sequence[dict[str, Any]]:

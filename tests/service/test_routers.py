@@ -17,6 +17,7 @@ from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.errors import BadRequest, Forbidden, UpstreamError
 from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
 from gateway.service.ports.request import WorkerCall
+from gateway.service.request.catalog import Shares
 from gateway.service.request.running import reply_headers
 from tests.fakes.workers import Says
 from tests.kit import KEY, Kit, ask, model_worker, plan, pool_file
@@ -40,10 +41,7 @@ def kit(said: dict[str, Any], **more: Any) -> Kit:
     made = Kit(workers={**said, "vote": counted}, **more)
     made.catalog._planners |= {"baton/vote": (VoteRouter(RULE), RULE), "baton/cascade": (CascadeRouter(RULE), RULE)}
 
-    async def near(*_: Any) -> list[WorkerExperience]:
-        return [WorkerExperience(name, 50, success, nano, 1000) for name, (success, nano) in seen.items()]
-
-    made.store.experience_near = near  # type: ignore[method-assign, assignment]
+    made.knows(*(WorkerExperience(name, 50, success, nano, 1000) for name, (success, nano) in seen.items()))
     return made
 
 
@@ -306,14 +304,14 @@ async def test_where_the_rule_explores_it_tries_the_unknown_but_not_what_failed(
 ) -> None:
     for share, worker in ((0.0, greedy), (1.0, exploring)):
         made = kit({}, seen=seen)
-        made.completer._admission._policies = replace(made.completer._admission._policies, explore_share=share)
+        made.completer._admission._policies = replace(made.completer._admission._policies, shares=Shares(share))
         assert asked(await made.serve(ask(model="baton/rule"))) == [worker]
 
 
 @pytest.mark.parametrize(("metadata", "temperature"), [({}, 1.0), ({"train": "false"}, 0.0)])
 async def test_requests_not_for_training_are_never_explored(metadata: dict[str, str], temperature: float) -> None:
     made = kit({})
-    made.completer._admission._policies = replace(made.completer._admission._policies, explore_share=1.0)
+    made.completer._admission._policies = replace(made.completer._admission._policies, shares=Shares(1.0))
     running = await made.serve(ask(model="baton/conductor", metadata=metadata))
     assert running.record.rounds[0].sampling["temperature"] == temperature
 
@@ -321,11 +319,7 @@ async def test_requests_not_for_training_are_never_explored(metadata: dict[str, 
 @pytest.mark.parametrize(("n", "shown"), [(1, False), (2, True)])
 async def test_the_conductor_is_told_nothing_of_one_lucky_call(n: int, shown: bool) -> None:
     made = kit({})
-
-    async def near(*_: Any) -> list[WorkerExperience]:
-        return [WorkerExperience("alpha", n, 1.0, 100_000, 1000)]
-
-    made.store.experience_near = near  # type: ignore[method-assign, assignment]
+    made.knows(WorkerExperience("alpha", n, 1.0, 100_000, 1000))
     running = await made.serve(ask(model="baton/conductor"))
     assert ("10 of 10 right" in str(running.record.rounds[0].messages)) is shown
 

@@ -25,7 +25,7 @@ COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 FALLBACKS = (*SERVER_FAULTS, "conductor_unparseable", "worker_failed")
 REFUSALS = ("down", "slow", "refused", "unparseable")
 CAPS = ("cost", "calls", "tokens", "depth", "wall_s", "worker")
-DEGRADED = ("experience", "settle", "sticky", "vendor_state")
+DEGRADED = ("experience", "examples", "settle", "sticky", "vendor_state")
 OVERHEAD_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1)
 
 M = TypeVar("M", Counter, Histogram)
@@ -70,6 +70,9 @@ class PrometheusMetrics:
         self._fallbacks = self._counter("fallbacks", "Times a router planned instead, by reason", "reason")
         self._capped = self._counter("capped", "Requests ended early by a cap", "cap")
         self._degraded = self._counter("degraded", "Optional parts that were away", "part")
+        self._experience = self._counter(
+            "experience", "Planned requests, by what was known of the workers: fresh, stale, missing", "state"
+        )
         self._dropped_fields = self._counter("dropped_fields", "Unknown request properties left out")
         self._dropped_requests = self._counter("dropped_fields_requests", "Requests with unknown properties")
         self._bugs = self._counter("bugs", "Unexpected errors")
@@ -130,22 +133,18 @@ class PrometheusMetrics:
             ),
             "jobs": self._gauge("jobs", "Jobs by state; ended ones of the last day", "state"),
             "gradings": self._gauge("gradings", "Gradings by state; ended ones of the last day", "state"),
-            "outcomes": self._gauge(
-                "version_outcomes", "Judged requests of the last day, by policy version", "version"
+            "source_agreement": self._gauge(
+                "source_agreement", "Share of replies on which a source agrees with more trusted ones", "source"
             ),
+            "source_weight": self._gauge("source_weight", "Mean weight of a source's verdicts, 0 to 1", "source"),
+            "outcomes": self._gauge("version_outcomes", "Judged requests of the last day, by version", "version"),
             "reward": self._gauge("version_reward_mean", "Mean outcome of those, 0 to 1", "version"),
-            "version_requests": self._gauge(
-                "version_requests", "Requests of the last day, by policy version", "version"
-            ),
+            "version_requests": self._gauge("version_requests", "Requests of the last day, by version", "version"),
             "alerts_waiting": self._gauge("alerts_out_waiting", "Alerts in the outbox that are not sent yet"),
             "up": self._gauge("up", "1: this part answers its health check", "part"),
         }
-        self._alerts = self._counter(
-            "alerts_out",
-            "Attempts to send an alert by result, and alerts that were given up",
-            "kind",
-            "result",
-        )
+        alerts = "Attempts to send an alert by result, and alerts that were given up"
+        self._alerts = self._counter("alerts_out", alerts, "kind", "result")
         self._figures_read = self._gauge(
             "figures_read_seconds", "When the gauges of the ledger were read last, in Unix seconds"
         )
@@ -163,6 +162,7 @@ class PrometheusMetrics:
             (self._refusals, REFUSALS),
             (self._capped, CAPS),
             (self._degraded, DEGRADED),
+            (self._experience, ("fresh", "stale", "missing")),
             (self._policy_rollbacks, ("validity", "errors", "outcome", "cost", "refused")),
             (self._dead_letters, ("rollout", "settle", "unknown")),
             (self._damaged, ("torn", "corrupt")),
@@ -192,6 +192,8 @@ class PrometheusMetrics:
             self._of(self._policy_requests, record.policy_assigned, _fate(record.fallback)).inc()
         self._of(self._requests, policy, record.status).inc()
         self._of(self._seconds, policy).observe((record.finished_us - record.created_us) / 1e6)
+        if record.memory:
+            self._of(self._experience, record.memory["state"]).inc()
         self._overhead.observe(max(0.0, overhead_ms / 1000))
         self._of(self._rounds, policy).observe(len(record.rounds))
         if record.stream and (first_us := max((step.first_byte_us or 0 for step in record.steps), default=0)):

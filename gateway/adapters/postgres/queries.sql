@@ -34,40 +34,49 @@ WHERE kind IN ('posted', 'uncertain', 'credit')
 GROUP BY 1
 
 -- name: cosine
--- Fragment of experience_near: the likeness of a stored question; 0 for a vector of another embedder. The question asked is a sub-select so that a prepared
--- statement turns the array into a vector once, not once a row.
+-- Fragment of plans_near: the likeness of a stored question; 0 for a vector of another embedder. The question asked is a
+-- sub-select so that a prepared statement turns the array into a vector once, not once a row.
 coalesce(CASE WHEN e.embedder = :embedder
   THEN 1 - (e.embedding <=> (SELECT CAST(CAST(:embedding AS real[]) AS vector))) END, 0)
 
--- name: experience_near
--- Means over each worker's latest `recent` judged steps, weighted by how near and how new they are;
--- core/loop/experience/likeness.py says what that means. {cosine} is the fragment of that name, or 0 without pgvector.
-WITH wanted AS (
-  SELECT worker, version, coalesce((SELECT at FROM experience AS e WHERE e.worker = named.worker
-    ORDER BY at DESC OFFSET :recent - 1 LIMIT 1), '-infinity') AS since
-  FROM unnest(CAST(:workers AS text[]), CAST(:versions AS text[])) AS named (worker, version)
-), searched AS MATERIALIZED (
-  SELECT e.worker, e.rollout_id, e.step, e.success, e.cost_nano, e.latency_ms, e.at,
-    {cosine} + CASE WHEN e.task_type = :task_type THEN :same_type ELSE 0 END AS similarity
-  FROM wanted JOIN experience AS e
-    ON e.worker = wanted.worker AND e.worker_version = wanted.version AND e.at >= wanted.since
-), spread AS (
-  SELECT avg(similarity) AS mean, max(similarity) - avg(similarity) AS width FROM searched
-), placed AS (
-  SELECT searched.*, CASE WHEN width <= :spread_min THEN 1 ELSE (similarity - mean) / width END AS likeness
-  FROM searched CROSS JOIN spread WHERE width <= :spread_min OR similarity > mean
-), ordered AS (
-  SELECT *, sum(likeness) OVER latest - likeness AS newer, count(*) FILTER (WHERE likeness > :near) OVER latest AS place
-  FROM placed WINDOW latest AS (PARTITION BY worker ORDER BY at DESC, rollout_id DESC, step DESC
-    ROWS UNBOUNDED PRECEDING)
-), counted AS (
-  SELECT *, least(1, (likeness - :near) / (:nearest - :near))
-    * power(0.5, newer / CAST(:half_life AS double precision)) AS weight
-  FROM ordered WHERE likeness > :near AND place <= :k
-)
-SELECT worker, sum(weight), sum(weight * success) / sum(weight), sum(weight * cost_nano) / sum(weight),
-  sum(weight * latency_ms) / sum(weight)
-FROM counted GROUP BY worker HAVING sum(weight) >= :least ORDER BY worker
+-- name: judged_step
+-- Fragment: the columns of a step in memory, in the order of `recall.JudgedStep`; a vector as its bytes, times in
+-- microseconds.
+CAST(rollout_id AS text), round, step, org, key_id, pool_name, worker, worker_version, task_type, embedder,
+  array_send(CAST(embedding AS real[])), success, cost_nano, latency_ms, weight, source,
+  CAST(extract(epoch FROM at) * 1000000 AS bigint), CAST(extract(epoch FROM changed_at) * 1000000 AS bigint)
+
+-- name: experience_recent
+-- The organisations of the `recent` latest changes of experience, the latest first.
+SELECT org FROM (SELECT org, changed_at FROM experience ORDER BY changed_at DESC LIMIT :recent) AS latest
+GROUP BY org ORDER BY max(changed_at) DESC LIMIT :most
+
+-- name: experience_begin
+-- The clock, and the workers of whom an owner has experience: one step in the index for each. {owner} is the column.
+SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint), ARRAY(
+  WITH RECURSIVE known AS (
+    SELECT (SELECT min(worker) FROM experience WHERE {owner} = :name) AS worker
+    UNION ALL
+    SELECT (SELECT min(worker) FROM experience WHERE {owner} = :name AND worker > known.worker)
+    FROM known WHERE known.worker IS NOT NULL
+  )
+  SELECT worker FROM known WHERE worker IS NOT NULL LIMIT :most)
+
+-- name: experience_latest
+-- The latest judged steps of a worker that an owner has.
+SELECT {step} FROM experience WHERE {owner} = :name AND worker = :worker ORDER BY at DESC LIMIT :most
+
+-- name: experience_changes
+-- Which steps of these organisations and pools changed after a time, the oldest change first.
+SELECT CAST(rollout_id AS text), round, step, CAST(extract(epoch FROM changed_at) * 1000000 AS bigint), org, pool_name
+FROM experience
+WHERE changed_at > timestamptz 'epoch' + CAST(:since_us AS bigint) * interval '1 microsecond'
+  AND (org = ANY(:orgs) OR pool_name = ANY(:pools))
+ORDER BY changed_at LIMIT :most
+
+-- name: experience_of_rollouts
+-- All judged steps of these rollouts.
+SELECT {step} FROM experience WHERE rollout_id = ANY(CAST(:ids AS uuid[]))
 
 -- name: plans_near
 -- Plans of one key's latest `recent` requests that were judged well: the nearest questions first, then the cheapest. A
@@ -81,7 +90,8 @@ WITH latest AS (
     {cosine} + CASE WHEN l.task_type = :task_type THEN :same_type ELSE 0 END AS similarity
   FROM latest AS l
   JOIN LATERAL (SELECT value FROM outcomes AS o WHERE o.rollout_id = l.id AND o.value IS NOT NULL AND o.step IS NULL
-    ORDER BY o.created_at DESC LIMIT 1) AS judged ON judged.value >= :won
+    AND NOT starts_with(o.source, 'signal:') ORDER BY starts_with(o.source, 'judge:'), o.created_at DESC LIMIT 1
+  ) AS judged ON judged.value >= :won
   JOIN LATERAL (SELECT x.embedding, x.embedder FROM experience AS x WHERE x.rollout_id = l.id LIMIT 1) AS e ON true
   JOIN rounds AS p ON p.rollout_id = l.id AND p.round = 1 AND p.plan IS NOT NULL
   WHERE NOT EXISTS (SELECT 1 FROM rounds AS q WHERE q.rollout_id = l.id AND q.round = 2
@@ -89,46 +99,61 @@ WITH latest AS (
 )
 SELECT request, plan, pool, cost_nano FROM placed WHERE similarity >= :near ORDER BY similarity DESC, cost_nano LIMIT :k
 
--- name: experience_exists
--- Those of these workers of whom a step was judged.
-SELECT name FROM unnest(CAST(:names AS text[])) AS named (name)
-WHERE EXISTS (SELECT FROM experience WHERE worker = name)
-
 -- name: won_exists
 -- Those of these keys of whom a request was judged well.
 SELECT name FROM unnest(CAST(:names AS text[])) AS named (name)
 WHERE EXISTS (SELECT FROM outcomes WHERE key_id = name AND value >= :won)
 
 -- name: planner_rewards
--- Rewards of the latest `recent` judged requests to `baton`, by pool, task type and the planner of the first plan. The
--- latest judgement of a request counts. Dollars in a pool without a worth count for nothing. The index on the rollout's id gives the newest requests first.
-SELECT pool_name, task_type, planner, count(*), sum(reward), sum(reward * reward)
+-- Rewards of the latest `recent` judged requests to `baton`, by organisation, pool, task type and the planner of the
+-- first plan. The latest judgement of a request counts. Dollars in a pool without a worth count for nothing. The index on the rollout's id gives the newest requests first.
+SELECT pool_name, task_type, planner, count(*), sum(reward), sum(reward * reward), org
 FROM (
-  SELECT r.pool_name, r.task_type, p.planner,
+  SELECT r.org, r.pool_name, r.task_type, p.planner,
     j.value - coalesce(r.cost_nano / 1e9 / CAST(CAST(:right_usd AS jsonb) ->> r.pool_name AS double precision), 0) AS reward
   FROM (
-    SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes WHERE value IS NOT NULL AND step IS NULL
-    ORDER BY rollout_id DESC, created_at DESC LIMIT :recent
+    SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes
+    WHERE value IS NOT NULL AND step IS NULL AND NOT starts_with(source, 'signal:')
+    ORDER BY rollout_id DESC, starts_with(source, 'judge:'), created_at DESC LIMIT :recent
   ) AS j
   JOIN rollouts AS r ON r.id = j.rollout_id AND r.depth = 0 AND r.policy_requested = 'baton' AND r.train
   JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.round = 1 AND p.planner IN ('conductor', 'rule')
 ) AS judged
-GROUP BY pool_name, task_type, planner
+GROUP BY org, pool_name, task_type, planner
 
 -- name: judged_plans
--- First plans of the latest `recent` judged requests to `baton` in a pool, of one key or of all (NULL), by the task type
--- of a rollout or, where it has none, with the vectors of their tasks.
-SELECT r.pool, p.planner, p.plan, p.plan_logprobs, p.decision_mask, j.value,
-  CASE WHEN CAST(:task_type AS text) IS NULL THEN r.task_embedding END AS embedding
+-- Rounds whose plans were used, of the latest `recent` judged requests to `baton` in a pool and an organisation, of one
+-- key or of all of it (NULL), by the task type of a rollout or, if it has none, with the vectors of their tasks.
+SELECT j.rollout_id, j.value, r.pool, r.fallback, p.planner, p.plan, p.plan_logprobs, p.decision_mask, p.sampling,
+  p.decision, CASE WHEN CAST(:task_type AS text) IS NULL THEN r.task_embedding END AS embedding
 FROM (
-  SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes WHERE value IS NOT NULL AND step IS NULL
-  ORDER BY rollout_id DESC, created_at DESC LIMIT :recent
+  SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes
+  WHERE value IS NOT NULL AND step IS NULL AND NOT starts_with(source, 'signal:')
+  ORDER BY rollout_id DESC, starts_with(source, 'judge:'), created_at DESC LIMIT :recent
 ) AS j
 JOIN rollouts AS r ON r.id = j.rollout_id AND r.depth = 0 AND r.pool_name = :pool AND r.id <> CAST(:rollout AS uuid)
-  AND (CAST(:key AS text) IS NULL OR r.key_id = :key)
+  AND r.org = :org AND (CAST(:key AS text) IS NULL OR r.key_id = :key)
   AND (r.task_type = :task_type OR (CAST(:task_type AS text) IS NULL AND r.task_embedder = :embedder))
-JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.round = 1 AND p.plan IS NOT NULL
-LIMIT :most
+JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.plan IS NOT NULL AND p.refusal IS NULL
+ORDER BY j.rollout_id DESC, p.round LIMIT :most
+
+-- name: said_together
+-- What sources said of the latest `recent` judged requests that several of them judged, each source's latest word: by
+-- organisation the sources, the values, and of how many requests. Values are rounded, so that there are few groups.
+WITH latest AS (
+  SELECT DISTINCT rollout_id FROM outcomes WHERE value IS NOT NULL AND step IS NULL ORDER BY rollout_id DESC LIMIT :recent
+), said AS (
+  SELECT DISTINCT ON (o.rollout_id, o.source) o.rollout_id, o.source, round(CAST(o.value AS numeric), 1) AS value
+  FROM latest JOIN outcomes AS o ON o.rollout_id = latest.rollout_id AND o.value IS NOT NULL AND o.step IS NULL
+  ORDER BY o.rollout_id, o.source, o.created_at DESC
+), together AS (
+  SELECT rollout_id, array_agg(source ORDER BY source) AS sources,
+    array_agg(CAST(value AS double precision) ORDER BY source) AS values
+  FROM said GROUP BY rollout_id HAVING count(*) > 1
+)
+SELECT r.org, t.sources, t.values, count(*)
+FROM together AS t JOIN rollouts AS r ON r.id = t.rollout_id
+GROUP BY r.org, t.sources, t.values ORDER BY count(*) DESC LIMIT :most
 
 -- name: parts_of_rollouts
 -- Names of the tables that hold the rollouts of one month each, and of the one that holds the rest.
@@ -176,7 +201,7 @@ WITH recent AS (
   WHERE created_at > :day AND policy_assigned IS NOT NULL AND depth = 0 ORDER BY created_at DESC LIMIT :rollouts_max
 ), judged AS (
   SELECT policy_assigned, (SELECT o.value FROM outcomes AS o WHERE o.rollout_id = recent.id AND o.value IS NOT NULL
-    ORDER BY o.created_at DESC LIMIT 1) AS value
+    AND NOT starts_with(o.source, 'signal:') ORDER BY starts_with(o.source, 'judge:'), o.created_at DESC LIMIT 1) AS value
   FROM recent
 ), open_holds AS (
   SELECT h.amount_nano FROM ledger AS h
@@ -196,6 +221,10 @@ UNION ALL SELECT 'outcomes', policy_assigned, count(value) FROM judged GROUP BY 
 UNION ALL SELECT 'reward', policy_assigned, avg(value) FROM judged WHERE value IS NOT NULL GROUP BY 2
 UNION ALL SELECT 'jobs', state, count(*) FROM policy_jobs
   WHERE state IN ('queued', 'running') OR ended_at > :day GROUP BY 2
+UNION ALL SELECT 'source_agreement', source, sum(right_accepted + wrong_rejected)
+    / sum(right_accepted + right_rejected + wrong_accepted + wrong_rejected) FROM sources
+  WHERE right_accepted + right_rejected + wrong_accepted + wrong_rejected > 0 GROUP BY 2
+UNION ALL SELECT 'source_weight', source, avg(weight_right + weight_wrong) / 2 FROM sources GROUP BY 2
 UNION ALL SELECT 'gradings', state, count(*) FROM gradings
   WHERE state = 'waiting' OR created_at > :day GROUP BY 2
 
@@ -264,12 +293,12 @@ WHERE h.event_id > CAST(:since_id AS uuid) AND h.kind = 'hold' AND NOT EXISTS (
 ORDER BY h.event_id DESC LIMIT :most
 
 -- name: worker_success
--- How well each worker did each kind of task, of its latest judged steps.
-SELECT n.worker, e.task_type, count(*) AS n, avg(e.success) AS success, avg(e.cost_nano) AS cost_nano,
+-- How well each worker did each kind of task, of its latest judged steps, each by what its source weighs.
+SELECT n.worker, e.task_type, count(*) AS n, sum(e.weight * e.success) / sum(e.weight) AS success, avg(e.cost_nano) AS cost_nano,
   avg(e.latency_ms) AS latency_ms
 FROM unnest(CAST(:workers AS text[])) AS n(worker) CROSS JOIN LATERAL (
-  SELECT task_type, success, cost_nano, latency_ms FROM experience
-  WHERE worker = n.worker ORDER BY at DESC LIMIT :recent) AS e
+  SELECT task_type, success, weight, cost_nano, latency_ms FROM experience
+  WHERE worker = n.worker AND weight > 0 ORDER BY at DESC LIMIT :recent) AS e
 GROUP BY 1, 2 ORDER BY 1, 3 DESC
 
 -- name: worker_errors
@@ -281,3 +310,58 @@ SELECT s.worker, s.error, count(*) AS n, max(s.finished_at) AS latest
 FROM recent AS r JOIN steps AS s ON s.rollout_id = r.id
 WHERE s.status = 'failed' AND s.rollout_id >= CAST(:since_id AS uuid)
 GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT :most
+
+-- name: trains
+-- Fragment: whether the rollout `r` has a plan that policy gradients can be computed of: one that the conductor sampled
+-- with log-probs under the prompt `:prompt` (NULL: any), or one that the rule drew with a known propensity.
+EXISTS (SELECT FROM rounds AS p WHERE p.rollout_id = r.id AND p.planner = 'conductor'
+  AND cardinality(p.plan_token_ids) > 0 AND cardinality(p.prompt_token_ids) > 0
+  AND cardinality(p.plan_logprobs) = cardinality(p.plan_token_ids) AND p.allowed IS NOT NULL
+  AND coalesce(CAST(p.sampling ->> 'temperature' AS double precision), 1) >= :greedy_below
+  AND coalesce(CAST(p.sampling ->> 'top_p' AS double precision), 1) >= 1
+  AND CAST(p.sampling ->> 'top_k' AS double precision) IN (-1, 0)
+  AND CAST(p.sampling ->> 'min_p' AS double precision) = 0
+  AND CAST(p.sampling ->> 'repetition_penalty' AS double precision) = 1
+  AND (CAST(:prompt AS text) IS NULL OR p.prompt_hash = :prompt)
+  AND (CAST(:versions AS text[]) IS NULL OR p.policy_version = ANY(CAST(:versions AS text[])))) AS sampled,
+CAST(:versions AS text[]) IS NULL AND r.fallback IS NULL AND r.log_mode = 'full'
+  AND EXISTS (SELECT FROM rounds AS p WHERE p.rollout_id = r.id AND p.planner = 'rule' AND p.round = 1
+    AND p.plan IS NOT NULL AND p.refusal IS NULL AND CAST(p.decision ->> 'propensity' AS double precision) > 0) AS drawn
+
+-- name: judged_requests
+-- The latest `recent` judged requests that may train, with what a retraining can make of each. A question is its words,
+-- as `policy.dataset.read.group_of` has them; what is no text, or was asked with the client's tools, the gate cannot ask.
+SELECT r.created_at, r.key_id, {trains},
+  r.log_mode = 'full' AND jsonb_array_length(coalesce(r.request -> 'messages', '[]')) > 0
+    AND coalesce(r.request ->> 'tools', '[]') = '[]' AND coalesce(r.request ->> 'functions', '[]') = '[]'
+    AND NOT jsonb_path_exists(r.request, '$.messages[*] ? (!exists(@.content) || @.content == null)')
+    AND NOT jsonb_path_exists(r.request, '$.messages[*].content[*] ? (@.type != "text")') AS askable,
+  md5(coalesce(nullif(btrim(regexp_replace(lower(CASE WHEN jsonb_typeof(q.content) = 'string'
+    THEN q.content #>> '{{}}' ELSE CAST(q.content AS text) END), '\s+', ' ', 'g')), ''), CAST(r.id AS text))) AS question
+FROM (
+  SELECT DISTINCT rollout_id FROM outcomes WHERE value IS NOT NULL AND step IS NULL
+  ORDER BY rollout_id DESC LIMIT :recent
+) AS j
+JOIN rollouts AS r ON r.id = j.rollout_id AND r.parent_id IS NULL AND r.status = 'done' AND r.train
+CROSS JOIN LATERAL (
+  SELECT jsonb_path_query_array(r.request, '$.messages[*] ? (@.role == "user")') -> -1 -> 'content' AS content) AS q
+WHERE NOT EXISTS (SELECT FROM keys AS k WHERE k.public_id = r.key_id AND NOT k.train)
+  AND (CAST(:since AS timestamptz) IS NULL OR r.created_at >= :since)
+  AND (CAST(:until AS timestamptz) IS NULL OR r.created_at < :until)
+  AND (CAST(:pools AS text[]) IS NULL OR r.pool_name = ANY(CAST(:pools AS text[])))
+  AND (CAST(:keys AS text[]) IS NULL OR r.key_id = ANY(CAST(:keys AS text[])))
+  AND r.tags @> CAST(:tags AS jsonb)
+ORDER BY r.created_at, r.id
+
+-- name: trainable_requests
+-- How many of the latest `recent` judged requests can be trained on, counted up to `most`, and whether any was judged.
+SELECT count(*), EXISTS (SELECT FROM outcomes WHERE value IS NOT NULL AND step IS NULL) FROM (
+  SELECT 1 FROM (
+    SELECT r.id, {trains} FROM (
+      SELECT DISTINCT rollout_id FROM outcomes WHERE value IS NOT NULL AND step IS NULL
+      ORDER BY rollout_id DESC LIMIT :recent
+    ) AS j
+    JOIN rollouts AS r ON r.id = j.rollout_id AND r.parent_id IS NULL AND r.status = 'done' AND r.train
+    WHERE NOT EXISTS (SELECT FROM keys AS k WHERE k.public_id = r.key_id AND NOT k.train)
+  ) AS judged WHERE sampled OR drawn LIMIT :most
+) AS counted

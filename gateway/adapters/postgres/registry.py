@@ -25,7 +25,7 @@ from gateway.adapters.postgres import audit as store_audit
 from gateway.adapters.postgres import policy_files
 from gateway.adapters.postgres.admin_tables import policy_events, policy_versions
 from gateway.adapters.postgres.database import transaction
-from gateway.adapters.postgres.experience import version_figures
+from gateway.adapters.postgres.experience.credit import version_figures
 from gateway.adapters.postgres.policy_files import STORED_BYTES_MAX, Incoming, PolicyShelf
 from gateway.adapters.postgres.tables import policy_shadows
 from gateway.core.access.audit import Act
@@ -156,7 +156,8 @@ class Registry:
         without those whose conductor gave no plan (SERVER_FAULTS)."""
         async with self._begin() as connection:
             row = (await connection.execute(version_figures(version, since, until, latest))).mappings().one()
-        return Figures(version, **{**row, "cost_nano_sum": int(row["cost_nano_sum"])})
+        values = {**row, "cost_nano_sum": int(row["cost_nano_sum"])}
+        return Figures(version, **{**values, "outcomes_by_org": row["outcomes_by_org"] or {}})
 
     async def shadowed(self, version: str) -> Mapping[str, Any]:
         """{n, refused, agreed, latency_ms_mean, cost_nano} of a version's shadow plans."""

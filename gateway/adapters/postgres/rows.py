@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Table
 
 from gateway.adapters.postgres import tables
-from gateway.core.log.counterfactual import JudgedPlan, judged_plan, plan_probability
+from gateway.core.log.counterfactual import JudgedPlan, judged_plan, planned_round
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Judgement, Outcome
 from gateway.core.loop.experience.likeness import HASHED, Embedding, question_text
@@ -34,7 +35,17 @@ _LEDGER_FIELDS = {"hold_id", "rollout_id", "amount_nano", "bound_nano", "charged
 _HIDDEN = {"task_embedding", "task_embedder", "credited"}
 SUMMARY = (
     *("id", "created_at", "finished_at", "completion_id", "policy_requested", "policy_used", "policy_version"),
-    *("pool_name", "task_type", "status", "fallback", "capped", "cost_nano", "prompt_tokens", "completion_tokens"),
+    *(
+        "pool_name",
+        "task_type",
+        "status",
+        "fallback",
+        "memory",
+        "capped",
+        "cost_nano",
+        "prompt_tokens",
+        "completion_tokens",
+    ),
     *("overhead_ms", "stream"),
 )
 
@@ -120,12 +131,15 @@ def won_plan(request: Any, plan: Any, pool: Any, cost_nano: int) -> WonPlan:
     return WonPlan(question_text(messages), plan, names, int(cost_nano))
 
 
-def judged_plan_of(row: Mapping[Any, Any]) -> JudgedPlan:
-    """The first plan of a judged request, from its row. Only a conductor's plan has a probability."""
-    names = {str(one.get("handle")): str(one.get("name")) for one in row["pool"] if isinstance(one, dict)}
-    sampled = row["planner"] == "conductor"
-    chance = plan_probability(row["plan_logprobs"], row["decision_mask"]) if sampled else None
-    return judged_plan(row["plan"], names, chance, float(row["value"]))
+def judged_plans_of(rounds: Iterable[Mapping[Any, Any]]) -> list[JudgedPlan]:
+    """Judged requests from the rows of their rounds, in which those of one rollout follow one another."""
+    plans = []
+    for _, group in groupby(rounds, key=lambda row: row["rollout_id"]):
+        own = list(group)
+        names = {str(one.get("handle")): str(one.get("name")) for one in own[0]["pool"] if isinstance(one, dict)}
+        planned = [planned_round(row, names) for row in own]
+        plans.append(judged_plan(planned, own[0]["fallback"], float(own[0]["value"])))
+    return plans
 
 
 def cosine(one: Sequence[float] | None, other: Sequence[float] | None) -> float:

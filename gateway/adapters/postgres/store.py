@@ -28,17 +28,7 @@ from gateway.adapters.postgres.migrate import vector_in_use
 from gateway.adapters.postgres.tables import SETTLED, experience, gradings, ledger, outcomes, rollouts, rounds, steps
 from gateway.core.log.outcome import Outcome
 from gateway.core.log.redact import apply_mode
-from gateway.core.loop.experience.belief import WorkerExperience
-from gateway.core.loop.experience.likeness import (
-    HALF_LIFE,
-    NEAR,
-    NEAREST,
-    SIMILAR,
-    SPREAD_MIN,
-    TASK_TYPE_SIMILARITY,
-    WEIGHT_MIN,
-    WON,
-)
+from gateway.core.loop.experience.likeness import SIMILAR, TASK_TYPE_SIMILARITY, WON
 from gateway.errors import NotFound, Unavailable
 from gateway.service.ports.admin import KeyRow
 from gateway.service.ports.money import Books, Settlement
@@ -49,35 +39,26 @@ CHILD_DEPTH_MAX = 4
 TREE_ROLLOUTS_MAX = 256
 HOLDS_MAX = 100_000
 PLANS_RECENT_MAX = 300  # requests of a key among which plans that won are looked for
-EXPERIENCE_RECENT_MAX = 1_000  # judged steps per worker that are searched
 TOTALS_LOCK_KEY = 0x746F74616C73  # "totals": one gateway at a time sums the ledger
 RECOVERY_TIMEOUT_S = 60.0  # of the statements that read the whole ledger at boot
 
 POSTED_TOTALS = query("posted_totals")
-BY_SIMILARITY = placeholders(query("experience_near", cosine=fragment("cosine")))
 PLANS_BY_SIMILARITY = placeholders(query("plans_near", cosine=fragment("cosine")))
 PLANS_BY_TYPE = placeholders(query("plans_near", cosine=sql.Literal(0)))
-BY_TIME = placeholders(query("experience_near", cosine=sql.Literal(0)))
-EXPERIENCE_EXISTS, WON_EXISTS = placeholders(query("experience_exists")), placeholders(query("won_exists"))
+WON_EXISTS = placeholders(query("won_exists"))
 _COLUMNS = ("completion_id", "created_at", "finished_at", "status", "request", "reply", "error")
 _PART_KEYS: dict[str, tuple[str, ...]] = {"rounds": ("rollout_id", "round"), "steps": ("rollout_id", "round", "step")}
-WORKERS_LOOKED_AT_MAX = 1_000
 ERASED = "the response was deleted"
 
 
 class PostgresStore:
-    """`lookups`: the engine for the reads of experience. `experience_half_life`: the number of newer steps, by
-    likeness, after which a step counts half."""
+    """`lookups`: the engine for the reads that a request waits for."""
 
-    def __init__(
-        self, engine: AsyncEngine, *, lookups: AsyncEngine | None = None, experience_half_life: float = HALF_LIFE
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, *, lookups: AsyncEngine | None = None) -> None:
         self.engine = engine
         self._lookups = Lookups(lookups or engine)
         self._keys = KeyLookups(self._lookups)
-        self._unjudged = Absences(self._lookups, beside_max=WORKERS_LOOKED_AT_MAX)
         self._unwon = Absences(self._lookups)  # of keys, of which there may be any number
-        self.experience_half_life = experience_half_life
         self._has_vector: bool | None = None
 
     def begin(self, timeout_s: float | None = None) -> AbstractAsyncContextManager[AsyncConnection]:
@@ -142,30 +123,7 @@ class PostgresStore:
                 )
                 return str(await connection.scalar(first) or outcome.id), False
         finally:
-            self._unjudged.forget()
             self._unwon.forget()
-
-    async def experience_near(
-        self, task_type: str | None, embedding: Sequence[float], embedder: str, workers: Mapping[str, str], k: int
-    ) -> Sequence[WorkerExperience]:
-        """Means over each worker's latest `k` judged steps that are near, weighted by nearness and freshness; over
-        steps of any kind without pgvector or embedding. `n` is the sum of the weights; workers with less than half are
-        left out. While a worker has no experience at all it is searched for at most every two seconds, whichever
-        others are asked for beside it: the candidates of a large pool differ from request to request."""
-        sought = {name: version for name, version in workers.items() if not self._unjudged.known(name)}
-        if not sought:
-            return []
-        values: dict[str, Any] = {"workers": list(sought), "versions": list(sought.values()), "k": k}
-        values |= {"task_type": task_type, "same_type": TASK_TYPE_SIMILARITY, "spread_min": SPREAD_MIN}
-        values |= {"near": NEAR, "nearest": NEAREST, "half_life": self.experience_half_life, "least": WEIGHT_MIN}
-        values["recent"] = EXPERIENCE_RECENT_MAX
-        similar = any(embedding) and await self._vectors()
-        statement = BY_SIMILARITY if similar else BY_TIME
-        question = {"embedding": Vector(embedding), "embedder": embedder} if similar else {}
-        means = await self._lookups.rows(statement, values | question)
-        if not means:
-            await self._unjudged.look(sought, EXPERIENCE_EXISTS, {})
-        return [WorkerExperience(w, max(1, round(n)), float(s), round(c), round(t)) for w, n, s, c, t in means]
 
     async def plans_near(
         self, key_id: str, task_type: str | None, embedding: Sequence[float], embedder: str, k: int
@@ -330,7 +288,11 @@ async def _erase(connection: AsyncConnection, rollout_id: str) -> None:
     for table in (rounds, steps):
         for old, new in zip(parts[table.name], bare[table.name], strict=True):
             await _change(connection, table, _PART_KEYS[table.name], old, new)
-    await connection.execute(update(experience).where(experience.c.rollout_id == rollout_id).values(embedding=None))
+    await connection.execute(
+        update(experience)
+        .where(experience.c.rollout_id == rollout_id)
+        .values(embedding=None, changed_at=func.clock_timestamp())
+    )
     asked = update(gradings).where(gradings.c.rollout_id == rollout_id)
     await connection.execute(asked.values(reference="", detail=ERASED))
     await connection.execute(asked.where(gradings.c.state == "waiting").values(state="ungraded"))

@@ -257,8 +257,23 @@ experience = Table(
     timestamp("changed_at", nullable=False, server_default=text("clock_timestamp()")),
     ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], ondelete="CASCADE"),
     Index(None, "worker", "at"),
-    Index(None, "pool_name"),
-    Index(None, "org", "changed_at"),
+    Index(None, "pool_name", "worker", "at"),
+    Index(None, "org", "worker", "at"),
+    Index(None, "changed_at"),
+)
+
+sources = Table(
+    "sources",
+    metadata,
+    Column("org", Text, primary_key=True),
+    Column("source", Text, primary_key=True),
+    required("right_accepted", Double),
+    required("right_rejected", Double),
+    required("wrong_accepted", Double),
+    required("wrong_rejected", Double),
+    required("weight_right", REAL),
+    required("weight_wrong", REAL),
+    timestamp("measured_at", nullable=False),
 )
 
 dead_letters = Table(

@@ -94,8 +94,8 @@ class _Run:
         environ = config.environment()
         runtime.scrub_from_log(poolfile.secrets(poolfile.load(services.pool_file, environ), environ).values())
         keys = await first_keys(services, self._data, _wanted_keys(self._settings))
-        if self._settings.judge_model:
-            await judge_key(services, self._data, self._settings.judge_model, self._settings.judge_budget_usd)
+        if judge := self._settings.judge_worker:
+            await judge_key(services, self._data, judge, self._settings.judge_usd_a_day)
         settings = self._settings
         if settings.processes > 1:
             services = replace(services, serving=serving_of(self._data, settings))

@@ -237,6 +237,7 @@ class PoolFile(FrozenModel):
     workers: tuple[WorkerSpec, ...] = Field(min_length=1, max_length=WORKERS_MAX)
     pools: dict[str, tuple[str, ...]]
     default: str = "default"
+    share_experience: tuple[str, ...] = ()  # pools in which evidence of other organisations counts, within a bound
 
     @model_validator(mode="after")
     def _names_agree(self) -> PoolFile:
@@ -256,9 +257,15 @@ class PoolFile(FrozenModel):
             for name in names:
                 if name not in worker_names:
                     raise ValueError(f"pool `{pool}` names `{name}`, which is not under workers")
+        self._check_pools()
+        return self
+
+    def _check_pools(self) -> None:
         if self.default not in self.pools:
             raise ValueError(f"`default` is `{self.default}`, which is not under pools ({', '.join(self.pools)})")
-        return self
+        for pool in self.share_experience:
+            if pool not in self.pools:
+                raise ValueError(f"`share_experience` names `{pool}`, which is not under pools")
 
     def worker(self, name: str) -> WorkerSpec:
         """The worker called `name`. Raises KeyError."""

@@ -21,12 +21,12 @@ from gateway.core.money.amounts import cost_nano
 from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD, WorkerSpec
 from gateway.errors import BatonError
 from gateway.service.loop.bodies import price_of
+from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.loop.routers import LATENCY_GUESS_S, USAGE_GUESS, listed_worth
-from gateway.service.ports.request import Clock, Embedder, Store
+from gateway.service.ports.request import Clock, Embedder
 
 RECORDS_FRESH_S = 60.0  # what workers did is read once in this time for each kind of task
-RECORDS_TIMEOUT_S = 5.0  # of that read, which no request waits for
-KINDS_MAX = 256  # kinds of task whose records are in memory
+KINDS_MAX = 256  # kinds of task, by organisation, whose records are at hand
 LIKENESS_WEIGHT = 1.0  # a description of cosine 0.5 to the question is worth as much as half of all answers right
 TOO_SMALL = 1000.0  # less worth than any worker whose context holds the prompt
 EMBEDDED_AT_ONCE = 16  # descriptions; then the event loop turns
@@ -36,6 +36,7 @@ BOARDS_MAX = 64  # pools as keys may use them, in memory
 
 Vector = NDArray[np.float32]
 Identities = tuple[str, ...]
+Kind = tuple[str, str | None]  # the organisation that asks, and the type of its task
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +67,18 @@ class _Board:
         self.models = np.array([spec.kind in MODEL_KINDS for spec in self.others])
         self.contexts = np.array([spec.context_tokens for spec in self.others])
         self.table: Vector | None = None  # of the descriptions' vectors, one row a worker
-        self.records: dict[str | None, _Records] = {}  # by kind of task
+        self.records: dict[Kind, _Records] = {}
         self.unread: Vector | None = None  # the utility of workers of whom nothing is known
 
 
 class Shortlist:
     """Chooses candidates. `most`: workers of a plan; `explored`: how many of these are drawn at random."""
 
-    def __init__(self, embedder: Embedder, store: Store, clock: Clock, k: int, *, most: int, explored: int) -> None:
+    def __init__(
+        self, embedder: Embedder, memory: ExperienceMemory, clock: Clock, k: int, *, most: int, explored: int
+    ) -> None:
         """`k`: judged steps of a worker that its record is a mean of."""
-        self._embedder, self._store, self._clock, self._k = embedder, store, clock, k
+        self._embedder, self._memory, self._clock, self._k = embedder, memory, clock, k
         self._most, self._explored = most, min(explored, most - 1)
         self._boards: dict[Identities, _Board] = {}
         self._latest: dict[int, tuple[Sequence[WorkerSpec], _Board]] = {}  # by the id of the workers as one object
@@ -86,7 +89,7 @@ class Shortlist:
         self,
         workers: Sequence[WorkerSpec],
         question: Callable[[], str],
-        kind: str | None,
+        kind: Kind,
         tokens: int,
         draw: Random,
     ) -> Candidates:
@@ -165,7 +168,7 @@ class Shortlist:
 
     # ------------------------------------------------------------ records
 
-    def _worth(self, board: _Board, kind: str | None) -> Vector:
+    def _worth(self, board: _Board, kind: Kind) -> Vector:
         """The utility of each worker by what was last read of it; a new read begins where that is old."""
         records = board.records.get(kind)
         if records is None or self._clock.monotonic_s() - records.read_s > RECORDS_FRESH_S:
@@ -181,13 +184,15 @@ class Shortlist:
         worth = listed_worth(board.others)
         return np.array([utility(_arm(spec, past.get(spec.name)), worth) for spec in board.others], np.float32)
 
-    async def _read(self, board: _Board, kind: str | None) -> None:
+    async def _read(self, board: _Board, kind: Kind) -> None:
         versions = {spec.name: spec.version for spec in board.others if spec.kind in MODEL_KINDS}
-        async with asyncio.timeout(RECORDS_TIMEOUT_S):
-            past = await self._store.experience_near(kind, [], "", versions, self._k)
+        org, task_type = kind
+        past = await self._memory.records(org, task_type, versions, self._k)
+        if past is None:
+            return  # the next request begins it again
         while len(board.records) >= KINDS_MAX and kind not in board.records:
             board.records.pop(next(iter(board.records)))
-        worth = self._utilities(board, {one.worker: one for one in past if one.n})
+        worth = self._utilities(board, past)
         board.records[kind] = _Records(worth, self._clock.monotonic_s())
 
     def _begin(self, name: object, work: Callable[[], Awaitable[None]]) -> None:
@@ -201,7 +206,7 @@ class Shortlist:
     async def _quietly(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except (TimeoutError, BatonError):
+        except BatonError:
             return  # the next request begins it again
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Outcome
@@ -21,11 +21,6 @@ from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import WorkerSpec
 from gateway.service.ports.admin import KeyRow
 from gateway.service.ports.money import Books, Settlement
-
-if TYPE_CHECKING:
-    from gateway.core.loop.experience.belief import (
-        WorkerExperience,
-    )  # it loads numpy, which the CLI's help does not need
 
 REFUSED_STATUSES = (400, 404, 413, 422)  # of a worker: the request is bad, not the worker
 
@@ -322,14 +317,6 @@ class Store(Protocol):
     async def outcome_insert(self, outcome: Outcome) -> tuple[str, bool]:
         """Insert unless (key, idempotency key) exists; return (outcome id, whether it is new). Raises NotFound for a
         rollout that is not the key's."""
-        ...
-
-    async def experience_near(
-        self, task_type: str | None, embedding: Sequence[float], embedder: str, workers: Mapping[str, str], k: int
-    ) -> Sequence[WorkerExperience]:
-        """Per worker, over at most its latest `k` judged steps on tasks like this one (core.experience). A shared task
-        type makes tasks alike; so does likeness to stored vectors of the same `embedder`. `workers` maps names to
-        versions: steps of other versions do not count."""
         ...
 
     async def plans_near(

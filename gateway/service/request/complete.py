@@ -17,7 +17,6 @@ from gateway.core.access.keys import Principal
 from gateway.core.log.events import Event
 from gateway.core.log.redact import Redactor, apply_mode
 from gateway.core.log.rollout import as_payload, close_record
-from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.experience.likeness import question_text
 from gateway.core.money.amounts import Usage, input_tokens_bound
 from gateway.core.money.details import sum_details
@@ -27,13 +26,14 @@ from gateway.core.openai.parts import with_media
 from gateway.core.openai.tasks.replies import reply_of, to_log
 from gateway.core.policies import grading
 from gateway.core.policies.versions import Pick
-from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admin.sessions import Sessions
 from gateway.service.loop.candidates import Shortlist
+from gateway.service.loop.experience.lookup import ExperienceLookup
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.routers import CheckedRouter
-from gateway.service.loop.shown import pool_entry, shown_plans, shown_pool
+from gateway.service.loop.shown import pool_entry, shown_pool
 from gateway.service.loop.state import Loop
 from gateway.service.loop.steps import all_or_first_error
 from gateway.service.ports.money import Budgets
@@ -44,8 +44,6 @@ from gateway.service.ports.request import (
     MediaSource,
     RateLimits,
     RequestMetrics,
-    Store,
-    WonPlan,
 )
 from gateway.service.request.admit import Admission, Policies, RequestContext, no_version
 from gateway.service.request.catalog import Catalog, Choice
@@ -53,8 +51,6 @@ from gateway.service.request.fitting import Fitter, Held, parts_to_fetch, summar
 from gateway.service.request.running import Entering, Rates, Reservation, Running, overhead_ms
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
-
-EXAMPLES_SPARE = 3  # plans that are read for each one that is shown: some are equal, some name workers that are gone
 
 
 def none_held(workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
@@ -73,7 +69,6 @@ class Completer:
         budgets: Budgets,
         limits: RateLimits,
         journal: Journal,
-        store: Store,
         embedder: Embedder,
         clock: Clock,
         metrics: RequestMetrics,
@@ -84,6 +79,7 @@ class Completer:
         states: VendorStates,
         sessions: Sessions,
         shortlist: Shortlist,
+        looks: ExperienceLookup,
         pick: Callable[[str], Pick | None] = no_version,
         held: Held = none_held,
     ) -> None:
@@ -92,17 +88,16 @@ class Completer:
         self._rounds = rounds
         self._budgets = budgets
         self._rates = Rates(limits)
-        self._store = store
-        self._embedder = embedder
         self._clock = clock
         self._metrics = metrics
         self._policies = policies
-        self._redactor = redactor
         self._sticky = sticky
         self._states = states
         self._sessions = sessions
+        self._redactor = redactor
         self._media = media
         self._shortlist = shortlist
+        self._looks = looks
         self._admission = Admission(budgets, journal, embedder, clock, policies, pick)
         self._fitter = Fitter(self._shortlisted, rounds.tokens, self._admission.bounds, held)
         self._owned: set[asyncio.Task[None]] = set()
@@ -136,7 +131,7 @@ class Completer:
         if chat.dropped:
             self._metrics.dropped(len(chat.dropped))
         input_bound = input_tokens_bound(chat.messages, str(chat.params))
-        choice, sizes = await self._fitter.fit(choice, chat, input_bound, caps, principal.log_mode)
+        choice, sizes = await self._fitter.fit(choice, chat, input_bound, caps, principal)
         if summarizers := summarizers_of(self._rounds.summaries, asked, choice, chat):
             choice = replace(choice, summarizers=summarizers)
         record = self._admission.record(context, choice, caps, session)
@@ -161,13 +156,17 @@ class Completer:
         owner.add_done_callback(self._owned.discard)
         return running
 
-    async def _shortlisted(self, choice: Choice, chat: ChatRequest, tokens: int, log_mode: str) -> Choice:
+    async def _shortlisted(self, choice: Choice, chat: ChatRequest, tokens: int, who: Principal) -> Choice:
         """The choice with the candidates of a large pool, where the request is planned and names no workers."""
         if choice.fallback is None or isinstance(choice.planner, CheckedRouter):
             return choice
         kind, draw = chat.metadata.get("task_type"), random.Random()  # noqa: S311 - the log has the probability
         chosen = await self._shortlist.of(
-            choice.workers, lambda: self._sendable(question_text(chat.messages), log_mode), kind, tokens, draw
+            choice.workers,
+            lambda: self._looks.sendable(question_text(chat.messages), who.log_mode),
+            (who.org, kind),
+            tokens,
+            draw,
         )
         if len(chosen.workers) == len(choice.workers):
             return choice
@@ -261,56 +260,17 @@ class Completer:
             by_url = {(part.kind, part.url): one for part, one in zip(parts, media, strict=True)}
             loop.conversation = with_media(loop.conversation, by_url)
         await self._states.restore(loop)
-        back = await self._sticky.planner(loop, partial(self._vector, loop), partial(self._look_up, loop))
+        looks = self._looks
+        back = await self._sticky.planner(loop, partial(looks.vector, loop), partial(looks.read, loop))
         if back is not None:
             loop.record.pool = [pool_entry(spec, None) for spec in loop.workers]
             if (body := await self._rounds.stick(loop, back)) is not None:
                 return body
             loop.record.turn = {**(loop.record.turn or {}), "kept": False, "why": "worker_failed"}
         if loop.fallback is not None:
-            await self._look_up(loop)
+            await looks.read(loop)
         loop.record.pool = shown_pool(loop)
         return await self._rounds.run(loop)
-
-    async def _look_up(self, loop: Loop) -> None:
-        """Read, once, what the workers did on tasks like this one, and for a prompt that shows them the key's plans
-        that did well. Neither when the embedder or the store is slow or away."""
-        if loop.looked_up:
-            return
-        loop.looked_up = True
-        versions = {spec.name: spec.version for spec in loop.workers if spec.kind in MODEL_KINDS}
-        record, policies = loop.record, self._policies
-        near: Sequence[WorkerExperience] = ()
-        won: Sequence[WonPlan] = ()
-        try:
-            async with asyncio.timeout(policies.experience_timeout_s):
-                like = (record.task_type, await self._embedding(loop), self._embedder.name)
-                near = await self._store.experience_near(*like, versions, policies.experience_k)
-                if policies.examples_max and loop.planner.name == "conductor":
-                    k = EXAMPLES_SPARE * policies.examples_max
-                    won = await self._store.plans_near(record.key_id, *like, k)
-        except (TimeoutError, BatonError):
-            self._metrics.degraded("experience")
-        loop.examples = tuple(shown_plans(won, loop.workers)[: policies.examples_max])
-        loop.experience = {past.worker: past for past in near if past.n}
-
-    async def _embedding(self, loop: Loop) -> list[float]:
-        """The vector of the question. One that comes from outside the process is logged where the key logs text."""
-        question, record = question_text(loop.conversation), loop.record
-        vector = await self._vector(loop, question)
-        if not self._embedder.logged:
-            return vector
-        if record.log_mode in ("full", "redacted") and any(vector):
-            record.task_embedding, record.task_embedder = vector, self._embedder.name
-        return vector
-
-    async def _vector(self, loop: Loop, text: str) -> list[float]:
-        """The vector of a text of this request."""
-        return await self._embedder.embed(self._sendable(text, loop.record.log_mode))
-
-    def _sendable(self, text: str, log_mode: str) -> str:
-        """A text of a request as the embedder may see it: scrubbed, where that is outside the process."""
-        return self._redactor.scrub_text(text, personal=log_mode == "redacted") if self._embedder.logged else text
 
     async def _finish(self, running: Running, loop: Loop, body: Mapping[str, Any] | None) -> None:
         record = running.record

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gateway.core.access.keys import Principal
 from gateway.core.loop.caps import Caps
 from gateway.core.money.amounts import worst_case_nano
 from gateway.core.openai.chat import ChatRequest
@@ -41,7 +42,7 @@ LONGER_CONTEXT = ", or name a model whose context is longer"
 Sizes = Mapping[str, PromptSize]  # of the request's prompt, by worker name
 Bounds = Callable[[Choice, Caps, Sizes, ChatRequest], object]
 Held = Callable[[Sequence[WorkerSpec]], Sequence[WorkerSpec]]
-Shortlisting = Callable[[Choice, ChatRequest, int, str], Awaitable[Choice]]
+Shortlisting = Callable[[Choice, ChatRequest, int, Principal], Awaitable[Choice]]
 
 
 def asked_workers(asked: Choice | Loop) -> list[WorkerSpec]:
@@ -182,23 +183,23 @@ class Fitter:
         self._held = held
 
     async def fit(
-        self, choice: Choice, chat: ChatRequest, input_bound: int, caps: Caps, log_mode: str
+        self, choice: Choice, chat: ChatRequest, input_bound: int, caps: Caps, who: Principal
     ) -> tuple[Choice, Sizes]:
         """The choice with those workers, and the size of its prompt for each. Workers in quarantine are among them
         where no other could take the request. Raises BadRequest."""
         sound = without(choice, self._held)
         if sound is not choice:
             try:
-                fitted, sizes = await self._fit(sound, chat, input_bound, caps, log_mode)
+                fitted, sizes = await self._fit(sound, chat, input_bound, caps, who)
                 self._bounds(fitted, caps, sizes, chat)
                 return fitted, sizes
             except (BadRequest, CapReached):
                 pass  # of the sound workers, none has room for it, or is cheap enough
-        return await self._fit(choice, chat, input_bound, caps, log_mode)
+        return await self._fit(choice, chat, input_bound, caps, who)
 
     async def _fit(
-        self, choice: Choice, chat: ChatRequest, input_bound: int, caps: Caps, log_mode: str
+        self, choice: Choice, chat: ChatRequest, input_bound: int, caps: Caps, who: Principal
     ) -> tuple[Choice, Sizes]:
-        choice = await self._shortlist(choice, chat, input_bound // BYTES_PER_TOKEN, log_mode)
+        choice = await self._shortlist(choice, chat, input_bound // BYTES_PER_TOKEN, who)
         sizes = await prompt_sizes(self._tokens, choice, chat, input_bound, caps)
         return with_roomy_workers(choice, chat, sizes, caps), sizes

@@ -325,12 +325,16 @@ def reply_headers(record: RolloutRecord, standing: str = "") -> dict[str, str]:
         "x-baton-cost-usd": nano_to_usd(record.cost_nano),
         "x-baton-overhead-ms": f"{record.overhead_ms:.1f}",
     }
-    if plans := [each.plan for each in record.rounds if each.plan and each.plan.get("why")]:
-        headers["x-baton-why"] = str(next((plan for plan in reversed(plans) if plan["steps"]), plans[-1])["why"])
+    plans = [each.plan for each in record.rounds if each.plan and each.plan.get("steps")]
+    if reasons := [str(plan["why"]) for plan in plans if plan.get("why")]:
+        headers["x-baton-why"] = reasons[-1]
     if left_out := [name for step in record.steps for attempt in step.attempts for name in attempt.left_out]:
         headers["x-baton-left-out"] = ", ".join(dict.fromkeys(left_out))
     if record.fallback:
         headers["x-baton-fallback"] = record.fallback
+    if (memory := record.memory) and memory["state"] != "fresh":
+        age = f"; age={memory['age_s']:.0f}" if memory["state"] == "stale" else ""
+        headers["x-baton-experience"] = memory["state"] + age
     if record.capped:
         headers["x-baton-capped"] = record.capped
     if by := record.caps.get("capped_by"):

@@ -22,7 +22,7 @@ def test_every_statement_is_named_once_and_used() -> None:
 
 def test_comments_are_left_out_and_what_is_missing_is_named() -> None:
     assert str(query("posted_totals")).startswith("SELECT scope ->> 0")
-    assert "cosine" not in str(query("experience_near", cosine=fragment("cosine")))
+    assert "sub-select" not in str(query("plans_near", cosine=fragment("cosine")))
     with pytest.raises(KeyError, match="nothing"):
         query("nothing")
     with pytest.raises(KeyError, match="table"):

@@ -63,7 +63,7 @@ def test_a_fall_after_a_long_good_run_is_believed_within_fifteen_outcomes() -> N
 def test_old_failures_are_not_forgotten_by_waiting() -> None:
     """Nothing but a newer outcome changes what is believed of a worker that never was right."""
     assert mean_success(past("a", [0.0] * 40)) < 0.08
-    assert mean_success(past("a", [0.0] * 200)) < 0.03
+    assert mean_success(past("a", [0.0] * 200)) < 0.05
 
 
 @given(outcomes, st.floats(0.05, 1.0))
@@ -75,8 +75,8 @@ def test_evidence_that_weighs_less_moves_the_belief_less(newest_first: list[floa
 
 
 def test_without_weight_there_is_no_experience() -> None:
-    nothing = Trials(*(np.zeros(0) for _ in range(4)))
-    assert experience_of("a", nothing) is None
+    empty = np.zeros(0)
+    assert experience_of("a", Trials(empty, empty, empty, empty)) is None
 
 
 def test_tasks_of_other_kinds_count_a_little() -> None:

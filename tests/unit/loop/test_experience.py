@@ -22,7 +22,7 @@ from gateway.core.loop.experience.likeness import (
     question_text,
     smoothed_success,
 )
-from tests.models.experience import freshness, likeness, nearness
+from tests.models.experience import likeness, nearness
 
 
 def near(a: str, b: str) -> float:
@@ -113,10 +113,6 @@ def test_likeness_does_not_depend_on_scale_or_offset(found: list[float], by: flo
 def test_a_step_that_is_half_near_counts_half() -> None:
     found = [nearness(alike) for alike in (0.0, NEAR, (NEAR + NEAREST) / 2, NEAREST, 1.0)]
     assert found == pytest.approx([0, 0, 0.5, 1, 1])
-
-
-def test_a_step_counts_half_after_so_many_newer_ones() -> None:
-    assert [freshness(newer, 10) for newer in (0, 10, 20)] == [1.0, 0.5, 0.25]
 
 
 @pytest.mark.parametrize(

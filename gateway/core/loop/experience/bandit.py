@@ -15,6 +15,7 @@ its fastest fellow, and dollars by its own price.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,14 +86,7 @@ def posterior(past: WorkerExperience | None) -> tuple[RunLength, ...]:
 
 def mean_success(past: WorkerExperience | None) -> float:
     """The posterior mean of a worker's success, in [0, 1]."""
-    return _mean(posterior(past))
-
-
-def _mean(runs: Sequence[RunLength]) -> float:
-    total = 0.0
-    for share, right, wrong in runs:
-        total += share * right / (right + wrong)
-    return total
+    return _moments(posterior(past))[0]
 
 
 def utility(arm: Arm, worth: Worth) -> float:
@@ -113,22 +107,41 @@ def decide(
         return Decision("rule", worth, tuple(arms), 0, (1.0,))
     posteriors = [posterior(arm.past) for arm in arms]
     penalty = np.array([worth.penalty(arm.usd, arm.latency_s) for arm in arms])
-    mean = np.array([_mean(runs) for runs in posteriors]) - penalty
-    drawn = _draws(posteriors, rng) - penalty
-    chances = np.bincount(drawn.argmax(axis=1), minlength=len(arms)) / DRAWS
-    trial = _worth_trying(mean, drawn)
+    utility = _draws(posteriors, rng) - penalty
+    chances = np.bincount(utility.argmax(axis=1), minlength=len(arms)) / DRAWS
+    trial = _worth_trying(posteriors, penalty.tolist())
     chosen = trial if explores else int(np.searchsorted(chances.cumsum(), rng.random(), side="right"))
     marginal = (1 - explore_share) * chances
     marginal[trial] += explore_share
     return Decision("rule", worth, tuple(arms), chosen, tuple(marginal.tolist()), explores)
 
 
-def _worth_trying(mean: Floats, drawn: Floats) -> int:
-    """The arm whose trial is worth most; the best one where no other is worth its price."""
-    best = int(mean.argmax())
-    gain = np.maximum(0.0, drawn - mean[best]).mean(axis=0) * HORIZON - (mean[best] - mean)
-    gain[best] = 0.0
-    return int(gain.argmax())
+def _worth_trying(posteriors: Sequence[Sequence[RunLength]], penalty: Sequence[float]) -> int:
+    """The arm whose trial is worth most; the best one if no other is worth its price. The expected gain is that of a
+    normal of the posterior's mean and variance."""
+    moments = [_moments(runs) for runs in posteriors]
+    means = [mean - less for (mean, _), less in zip(moments, penalty, strict=True)]
+    best = means.index(max(means))
+    trial, most = best, 0.0
+    for at, (mean, (_, variance)) in enumerate(zip(means, moments, strict=True)):
+        if at == best:
+            continue
+        behind, deviation = means[best] - mean, math.sqrt(variance)
+        z = behind / deviation
+        gain = deviation * math.exp(-z * z / 2) / math.sqrt(2 * math.pi) - behind * math.erfc(z / math.sqrt(2)) / 2
+        if gain * HORIZON - behind > most:
+            trial, most = at, gain * HORIZON - behind
+    return trial
+
+
+def _moments(runs: Sequence[RunLength]) -> tuple[float, float]:
+    """The mean and the variance of a mixture of Beta distributions."""
+    mean = second = 0.0
+    for share, right, wrong in runs:
+        n = right + wrong
+        mean += share * right / n
+        second += share * right * (right + 1) / (n * (n + 1))
+    return mean, max(1e-12, second - mean * mean)
 
 
 def _draws(posteriors: Sequence[Sequence[RunLength]], rng: np.random.Generator) -> Floats:
@@ -144,9 +157,8 @@ def _draws(posteriors: Sequence[Sequence[RunLength]], rng: np.random.Generator) 
 
 def _arm_json(arm: Arm, worth: Worth, chance: float | None) -> dict[str, Any]:
     runs = posterior(arm.past)
-    mean = sum(share * r / (r + w) for share, r, w in runs)
-    second = sum(share * r * (r + 1) / ((r + w) * (r + w + 1)) for share, r, w in runs)
-    half = Z_95 * max(0.0, second - mean * mean) ** 0.5
+    mean, variance = _moments(runs)
+    half = Z_95 * math.sqrt(variance)
     n = sum(share * (r + w) for share, r, w in arm.past.posterior) if arm.past else 0.0
     right = sum(share * r for share, r, _ in arm.past.posterior) if arm.past else 0.0
     figures = {

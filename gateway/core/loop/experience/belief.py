@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-HAZARD = 0.02  # the chance that a worker changes between two steps on tasks like this one
+HAZARD = 0.005  # the chance that a worker changes between two steps on tasks like this one
 RUNS_GROWTH = 1.5  # run lengths that are looked at: each by this factor longer than the one before
 SHARE_MIN = 0.01  # of a run length; those below are left out
 CALL_HALF_LIFE = 20.0  # newer steps after which a step's seconds and dollars count half

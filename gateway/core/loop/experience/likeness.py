@@ -4,9 +4,7 @@
 dimensions, L2-normalised. Digits become 0, so that sums with different numbers are similar. The default embedding adds
 meaning to it (`meaning.py`).
 
-A worker's past step counts by the likeness of its question, and its weight halves for every `HALF_LIFE` newer steps on
-similar tasks. So old results fade as new ones arrive, but not because the worker did other tasks since.
-tests/models/experience.py states both as formulas.
+A worker's past step counts by the likeness of its question (recall.py).
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ from numpy.typing import NDArray
 EMBEDDING_DIM = 256
 EMBEDDED_CHARS_MAX = 4_000
 NEAR, NEAREST = 0.4, 0.7  # likeness from which a past task counts at all, and from which it counts in full
-HALF_LIFE = 5.0  # newer steps, weighted by likeness, after which a step counts half
-WEIGHT_MIN = 0.5  # sum of a worker's weights below which Baton knows nothing about it
 SIMILAR = 0.5  # cosine from which a past request is an example of the same work
 WON = 0.75  # outcome from which its plan is one to follow
 SPREAD_MIN = 1e-6  # similarities that differ by at most this are equal
