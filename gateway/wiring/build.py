@@ -44,7 +44,6 @@ from gateway.config.settings import Services, Settings
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.pool.workers import MODEL_KINDS
-from gateway.errors import BatonError
 from gateway.service.admin.checkers import CheckerWatch
 from gateway.service.admin.figures import StoreGauges
 from gateway.service.admin.housekeeping import Sweep, run_sweeps
@@ -142,12 +141,6 @@ class Bundle:
             await asyncio.wait_for(self.recovery.first.wait(), READY_S_MAX)
         self.tasks.append(asyncio.create_task(self.runner.run(), name="batches"))
         self.tasks.append(asyncio.create_task(self.background.run(), name="background"))
-
-    async def who_plans(self) -> str:
-        """Who plans in the default pool, and the next rung; without the counts while PostgreSQL is away."""
-        with suppress(BatonError):
-            await self.standings.rewards()
-        return self.standings.default.line
 
     def drain(self) -> None:
         """Turn readiness off; open requests go on."""

@@ -114,4 +114,4 @@ async def test_the_planner_of_baton_by_setting(given: dict[str, Any], planner: s
         learned = ConductorPlanner(ScriptedConductor(()), ConductorSettings("full", FREE, 1.0))
         earnings, standings = earnings_of(base, learned, (), pool_file())
         assert planners_of(base, learned, (), earnings)["baton"][0].name == planner
-        assert standings.default.now.startswith("the rule plans") == (planner != "conductor")
+        assert standings.of("default").now.startswith("the rule plans") == (planner != "conductor")

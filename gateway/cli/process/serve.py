@@ -140,7 +140,7 @@ class _Run:
             if settings.jobs_worker and find_spec("policy") is not None:
                 await stack.run(EmbeddedWorker(data.path, write_settings(settings, data, services.database_url)))
             took_s, simulated = time.monotonic() - self._began_s, settings.pool is None
-            shown, plans = keys.new and settings.show_keys, await bundle.who_plans()
+            shown, plans = keys.new and settings.show_keys, await bundle.standings.line()
             _say(banner(facts, data.path, new=shown, took_s=took_s, simulated=simulated, plans=plans))
             with runtime.large_pages():
                 await self._hangups.serve(bundle.admin_parts.pools)  # until another signal cancels it

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Sequence
+from contextlib import suppress
 
 from gateway.core.policies.earning import Rewards
 from gateway.core.pool.workers import PoolFile
+from gateway.errors import BatonError
 from gateway.service.policies.standing import Charge, PoolStanding, standing_of
 
 
@@ -32,10 +34,11 @@ class Standings:
         self._shorts.clear()
         return self._rewards
 
-    @property
-    def default(self) -> PoolStanding:
-        """Who plans in the default pool, by the latest counts."""
-        return self.of(self._pools.default)
+    async def line(self) -> str:
+        """Who plans in the default pool, and the next rung; without the counts while PostgreSQL is away."""
+        with suppress(BatonError):
+            await self.rewards()
+        return self.of(self._pools.default).line
 
     async def count(self) -> list[PoolStanding]:
         """Who plans in each pool now, in the default pool first. Raises Unavailable."""

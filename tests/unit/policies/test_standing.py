@@ -121,4 +121,4 @@ async def test_counts_are_read_anew_and_a_new_pool_counts_from_then_on() -> None
     assert [one.pool for one in await standings.count()] == ["default", "known", "other"]
     assert standings.short("default", "") == "outcomes=5/16"
     standings.adopt(pools_of(4))
-    assert (standings.short("default", ""), standings.default.outcomes) == ("outcomes=5/32", 5)
+    assert (standings.short("default", ""), standings.of("default").outcomes) == ("outcomes=5/32", 5)
