@@ -170,7 +170,7 @@ class Kit:
         held: Held = none_held,
         errors: Mapping[str, CheckerErrors] = NO_ERRORS,
         summaries: SummaryRules = NO_SUMMARIES,
-        standing: Callable[[str], str] = no_standing,
+        standing: Callable[[str, str], str] = no_standing,
         **policies: Any,
     ) -> None:
         self.conductor = ScriptedConductor(script, gap_s=gap_s, model="conductor@1")

@@ -69,8 +69,8 @@ def admin_of(
     openai: OpenAIApi,
     drift: DriftParts,
     checkers: CheckerWatch,
-    conductor: ConductorParts | None,
     standings: Standings,
+    conductor: ConductorParts | None,
 ) -> AdminParts:
     """Wire administration. `policies`: None if this gateway's conductor has one version."""
     settings, clock, engine = base.settings, base.clock, base.connections.background

@@ -22,6 +22,7 @@ from gateway.adapters.host.clock import watch_loop
 from gateway.adapters.journal.shipper import Shipper
 from gateway.adapters.journal.spool import Spool
 from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.evidence.sources import PostgresSources
 from gateway.adapters.postgres.experience.credit import OldCredit, OldVectors
 from gateway.adapters.postgres.operators.alerts import PostgresAlerts
 from gateway.adapters.postgres.reports.checks import PostgresChecks
@@ -29,6 +30,7 @@ from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.upkeep.days import PostgresDays
 from gateway.adapters.redis.budgets import RedisBudgets
+from gateway.adapters.redis.ratelimits import RedisRateLimits
 from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.api.edge import spec
 from gateway.api.edge import stack as edge
@@ -42,6 +44,7 @@ from gateway.api.public.sessions import SessionsApi
 from gateway.api.public.tasks import TasksApi
 from gateway.config.serving import listed
 from gateway.config.settings import Services, Settings
+from gateway.core.log.outcome import parse_labels
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.pool.workers import MODEL_KINDS
@@ -53,7 +56,6 @@ from gateway.service.admin.sessions import Sessions
 from gateway.service.batches.background import BackgroundRunner
 from gateway.service.batches.run import BatchRunner
 from gateway.service.loop.experience.memory import ExperienceMemory
-from gateway.service.loop.routers import Earnings
 from gateway.service.money.drift import DriftWatch
 from gateway.service.money.recover import Recovery
 from gateway.service.money.stores import StoreGuard
@@ -195,7 +197,9 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     catalog = Catalog(pool.first.pools, planners, policies.versions if policies else None, standings.short)
     drift = drift_of(base, catalog, pool.workers, budgets, journal)
     checkers = CheckerWatch(PostgresChecks(base.connections.background), catalog.has_checkers, clock)
-    planning, memory = conductor.planning if conductor else None, memory_of(base)
+    planning, memory, shortage = conductor.planning if conductor else None, memory_of(base), shortage_of(base)
+    looks: dict[str, Watch] = {"experience": memory.run, "earnings": earnings.run, "shortage": shortage.run}
+    looks |= {"sessions": sessions.run, "checkers": checkers.run}
     completer = Completer(
         catalog=catalog,
         rounds=rounds_of(base, pool.workers, checkers.known),
@@ -205,7 +209,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         embedder=embedder,
         clock=clock,
         metrics=base.metrics,
-        policies=admission_of(base, planning, shortage := shortage_of(base)),
+        policies=admission_of(base, planning, shortage),
         redactor=redactor,
         sticky=sticky,
         states=states_of(base),
@@ -221,12 +225,13 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     health = _health(base, budgets, journal, conductor.conductor if conductor else None, policies)
     background, messages = background_of(base, flushed_together(base, journal), budgets, catalog, openai, redactor)
     batches = batches_of(base, completer, openai, background.api)
-    own = (SessionsApi(openai, sessions, budgets, clock), _outcomes(base, journal, redactor, auth, memory), health)
-    apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
-    admin = admin_of(
-        *(base, pool, budgets, auth, policies, sessions, openai, drift, checkers, conductor),
-        standings,
+    own = (
+        SessionsApi(openai, sessions, budgets, clock),
+        _outcomes(base, journal, redactor, auth, memory, limits),
+        health,
     )
+    apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
+    admin = admin_of(base, pool, budgets, auth, policies, sessions, openai, drift, checkers, standings, conductor)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
     admin.pools.tell(follow=standings.adopt)
     return Bundle(
@@ -246,8 +251,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         background=background.runner,
         standings=standings,
         alone=base.alone,
-        watches=_watches(base, budgets, health, guard, memory, embedding, earnings, sessions, drift, checkers)
-        | {"shortage": shortage.run},
+        watches=looks | _watches(base, budgets, health, guard, embedding, drift),
         sweeps=_sweeps(base, batches, background, idempotency, sticky, sessions, embedding, policies, drift, admin),
     )
 
@@ -276,6 +280,7 @@ def _sweeps(
         "logins of the console": admin.logins.sweep,
         "sums of past days": PostgresDays(engine, base.clock).sweep,
         "marks of conversations": sticky.conversations.sweep,
+        "reliability of sources": PostgresSources(engine).sweep,
         "credit under earlier rules": OldCredit(engine).sweep,
         "vectors of an earlier embedder": OldVectors(engine, embedding).sweep,
         **({"weights of retired versions": policies.sweep} if policies else {}),
@@ -315,17 +320,12 @@ def _watches(
     budgets: RedisBudgets,
     health: HealthApi,
     guard: StoreGuard,
-    memory: ExperienceMemory,
     embedding: Embedding | None,
-    earnings: Earnings,
-    sessions: Sessions,
     workers: DriftParts,
-    checkers: CheckerWatch,
 ) -> dict[str, Watch]:
     engine, metrics = base.connections.background, base.metrics
     figures = StoreGauges(PostgresReports(engine), PostgresAdmin(engine), budgets, health.parts, base.clock, metrics)
     own: dict[str, Watch] = {"loop lag": partial(watch_loop, metrics.loop_late), "store": guard.run}
-    own |= {"experience": memory.run, "earnings": earnings.run, "sessions": sessions.run, "checkers": checkers.run}
     own |= workers.watches(base.alone) | alert_watches(base, budgets, workers.watch)
     drift = DriftWatch(budgets, PostgresStore(engine), base.clock, metrics)
     once: dict[str, Watch] = {"figures": figures.run, "drift": drift.run}
@@ -339,9 +339,23 @@ def _recovery(base: Base, budgets: Budgets, journal: Journal, waiting: Backgroun
 
 
 def _outcomes(
-    base: Base, journal: Journal, redactor: Redactor, auth: Authenticator, memory: ExperienceMemory
+    base: Base,
+    journal: Journal,
+    redactor: Redactor,
+    auth: Authenticator,
+    memory: ExperienceMemory,
+    limits: RedisRateLimits,
 ) -> OutcomesApi:
-    outcomes = Outcomes(base.store, flushed_together(base, journal), base.clock, redactor, memory)
+    outcomes = Outcomes(
+        base.store,
+        flushed_together(base, journal),
+        base.clock,
+        redactor,
+        parse_labels(base.settings.outcome_labels),
+        memory=memory,
+        limits=limits,
+        per_minute=base.settings.outcomes_per_minute,
+    )
     reports = PostgresReports(base.connections.background)
     return OutcomesApi(outcomes, auth, reports, explaining_of(base, reports), base.settings.body_bytes_max)
 

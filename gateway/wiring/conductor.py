@@ -277,8 +277,9 @@ def check_of(base: Base, conductor: ConductorParts | None, pool: str) -> Trainin
     """What tells how far the log is from a retraining. `pool`: the default one."""
     settings, engine = base.settings, base.connections.background
     profile = None if conductor is None else conductor.planning.profile
-    charge = charge_of(settings, plans=conductor is not None, trained=conductor.pools if conductor else ())
-    in_charge = conductor is not None and (charge.mode in ("simulated", "conductor") or pool in charge.trained)
+    charge = charge_of(settings, plans=conductor is not None)
+    earns = charge.mode == "trial" and not (conductor and pool in conductor.pools)
+    in_charge = conductor is not None and settings.default_policy != "rule" and not earns
     facts = TrainingFacts(
         simulated=settings.pool is None,
         ships=settings.conductor_kind in ("embedded", "directory"),

@@ -186,7 +186,8 @@ class Pipeline:
         report = _object(marker)
         await self._steadily(lambda: self._store.beat(self._job, report=str(marker)))
         if report.get("passed") is not True:
-            raise Refused(_refusals(report))
+            said = "is undecided" if report.get("verdict") == "undecided" else "refused it"
+            raise Refused(f"the gate {said}: {_refusals(report)}")
         return report
 
     async def _publish(self, report: dict[str, Any]) -> Version:
@@ -372,8 +373,8 @@ async def _attempt(pipeline: Pipeline, job: Job, store: JobStore) -> None:
         await store.write(job, ["stopped as asked, at its checkpoint; `baton train resume` goes on"])
         await store.end(job, "cancelled")
     except Refused as refusal:
-        await store.write(job, [f"the gate refused it: {refusal}"])
-        await store.end(job, "refused", f"the gate refused it: {refusal}")
+        await store.write(job, [str(refusal)])
+        await store.end(job, "refused", str(refusal))
     except Failed as failure:
         await store.end(job, "failed", str(failure))
     except Unavailable as error:

@@ -114,6 +114,29 @@ async def test_the_pool_of_a_request_is_the_same_whoever_plans() -> None:
     assert hashes[0] == hashes[1]
 
 
+# ---------------------------------------------------------------- a key without money
+
+
+async def test_a_key_without_money_is_named_and_makes_no_worker_look_broken() -> None:
+    made = kit({name: Says(f"Answer: {name}", usage=Usage(100, 60)) for name in ("alpha", "beta", "gamma")})
+    running = await made.serve(ask(model="baton/cascade"), replace(KEY, budget_nano=500_000))
+    record = running.record
+    assert (record.status, record.capped) == ("done", "cost")
+    last = record.steps[-1]
+    assert [step.status for step in record.steps] == ["done", "done", "refused"]
+    assert (last.error, last.worker in [call.worker.name for call in made.workers.calls]) == ("cap_reached", False)
+    told = f"The budget of `key:{KEY.public_id}` has $0.00006 left of $0.0005, too little for the request's next call"
+    assert running.headers()["x-baton-capped-by"].startswith(told)
+    assert "`baton keys update ID --budget-usd`" in record.caps["capped_by"]
+
+
+async def test_a_cap_that_no_budget_made_names_none() -> None:
+    made = kit({name: Says(f"Answer: {name}") for name in ("alpha", "beta", "gamma")}, caps=Caps(calls=2, wall_s=60.0))
+    running = await made.serve(ask(model="baton/cascade"))
+    assert running.record.capped == "calls"
+    assert "x-baton-capped-by" not in running.headers()
+
+
 # ---------------------------------------------------------------- a key's pools
 
 

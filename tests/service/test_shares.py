@@ -32,7 +32,7 @@ RULE, LEARNED = cast(Planner, Named("rule")), cast(Planner, Named("conductor"))
 
 def choice_of(earned: bool = False, trained: bool = False, planner: Any = None) -> Choice:
     record = a_rollout()
-    kinds = {(record.pool_name, record.task_type)} if earned else set()
+    kinds = {(record.org, record.pool_name, record.task_type)} if earned else set()
     auto = AutoPlanner(RULE, LEARNED, kinds, {record.pool_name} if trained else ())
     return Choice("baton", planner or auto, RULE, record.pool_name, ())
 

@@ -133,22 +133,18 @@ class PrometheusMetrics:
             ),
             "jobs": self._gauge("jobs", "Jobs by state; ended ones of the last day", "state"),
             "gradings": self._gauge("gradings", "Gradings by state; ended ones of the last day", "state"),
-            "outcomes": self._gauge(
-                "version_outcomes", "Judged requests of the last day, by policy version", "version"
+            "source_agreement": self._gauge(
+                "source_agreement", "Share of replies on which a source agrees with more trusted ones", "source"
             ),
+            "source_weight": self._gauge("source_weight", "Mean weight of a source's verdicts, 0 to 1", "source"),
+            "outcomes": self._gauge("version_outcomes", "Judged requests of the last day, by version", "version"),
             "reward": self._gauge("version_reward_mean", "Mean outcome of those, 0 to 1", "version"),
-            "version_requests": self._gauge(
-                "version_requests", "Requests of the last day, by policy version", "version"
-            ),
+            "version_requests": self._gauge("version_requests", "Requests of the last day, by version", "version"),
             "alerts_waiting": self._gauge("alerts_out_waiting", "Alerts in the outbox that are not sent yet"),
             "up": self._gauge("up", "1: this part answers its health check", "part"),
         }
-        self._alerts = self._counter(
-            "alerts_out",
-            "Attempts to send an alert by result, and alerts that were given up",
-            "kind",
-            "result",
-        )
+        alerts = "Attempts to send an alert by result, and alerts that were given up"
+        self._alerts = self._counter("alerts_out", alerts, "kind", "result")
         self._figures_read = self._gauge(
             "figures_read_seconds", "When the gauges of the ledger were read last, in Unix seconds"
         )

@@ -22,7 +22,8 @@ from gateway.service.ports.request import Clock
 LOG_MODES = ("full", "redacted", "metadata")
 GRACE_S_MAX = 90 * 86_400
 GRACE_S = 86_400
-CHANGEABLE = frozenset({"name", "role", "pools", "workers", "caps", "log_mode", "train", "worth", *limits.FIELDS})
+FLAGS = ("train", "judges", "signals")
+CHANGEABLE = frozenset({"name", "role", "pools", "workers", "caps", "log_mode", *FLAGS, "worth", *limits.FIELDS})
 CREATABLE = CHANGEABLE | {"key_class", "org"}
 UNLIMITED: Mapping[str, Any] = {
     **{"pools": (), "workers": (), "caps": {}, "log_mode": "full", "train": True},
@@ -138,10 +139,11 @@ class KeyAdmin:
             values["caps"] = _caps(fields["caps"])
         if "log_mode" in fields:
             values["log_mode"] = _one_of("log_mode", fields["log_mode"], LOG_MODES)
-        if "train" in fields:
-            if type(fields["train"]) is not bool:
-                raise _bad("train", "give true or false")
-            values["train"] = fields["train"]
+        for flag in FLAGS:
+            if flag in fields:
+                if type(fields[flag]) is not bool:
+                    raise _bad(flag, "give true or false")
+                values[flag] = fields[flag]
         if "worth" in fields:
             values["worth"] = _worth(fields["worth"])
         return values
@@ -180,7 +182,7 @@ def describe(row: KeyRow) -> dict[str, Any]:
         **limits.shown(row),
         "caps": dict(row.caps),
         "log_mode": row.log_mode,
-        "train": row.train,
+        **{flag: getattr(row, flag) for flag in FLAGS},
         "worth": row.worth,
         **{name: None if at is None else at.isoformat() for name, at in times.items()},
     }

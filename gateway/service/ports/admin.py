@@ -305,8 +305,8 @@ class Reports(Protocol):
         ...
 
     async def workers(self, until: datetime, window_s: int, names: Sequence[str]) -> Mapping[str, Any]:
-        """{calls, errors, success}: by worker, of the `window_s` seconds to `until`; success by kind of task, from 0 to
-        1, of the named workers' latest judged steps."""
+        """{calls, errors, success, sources}: by worker, of the `window_s` seconds to `until`; success by kind of task,
+        from 0 to 1, of the named workers' latest judged steps; how far each source of outcomes is believed."""
         ...
 
     async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:
@@ -319,5 +319,6 @@ class Reports(Protocol):
         ...
 
     async def judged_plans(self, rollout_id: str, key: str | None) -> tuple[str, Sequence[JudgedPlan]]:
-        """(what they have in common, the first plans) of judged requests like a rollout. `key`: of this key alone."""
+        """(what they have in common, the plans) of judged requests like a rollout, of its organisation. `key`: of this
+        key alone."""
         ...

@@ -79,7 +79,7 @@ class Choice:
     summarizers: tuple[WorkerSpec, ...] = ()  # who may sum up what a prompt has no room for, the cheapest first
 
 
-def no_standing(pool: str) -> str:
+def no_standing(pool: str, org: str) -> str:
     """Nobody counts outcomes."""
     return ""
 
@@ -103,7 +103,7 @@ class Shares:
         explores, on_trial = (draw.random(), draw.random()) if draw is not None and record.train else (1.0, 1.0)
         usual: Planner | AutoPlanner = planner
         if isinstance(planner, AutoPlanner):
-            trial, kind = on_trial < self._now(self.trial), (record.pool_name, record.task_type)
+            trial, kind = on_trial < self._now(self.trial), (record.org, record.pool_name, record.task_type)
             usual, planner = planner.choose(*kind, trial=False), planner.choose(*kind, trial=trial)
         if f"{OURS}{planner.name}" != CONDUCTOR:
             return planner, explores < self.explore
@@ -135,9 +135,9 @@ class Catalog:
         pools: PoolFile,
         planners: Mapping[str, tuple[Planner | AutoPlanner, Planner | None]],
         versions: NamedVersions | None = None,
-        standing: Callable[[str], str] = no_standing,
+        standing: Callable[[str, str], str] = no_standing,
     ) -> None:
-        """`standing`: how far the next rung of a pool's planner is, for a header."""
+        """`standing`: how far the next rung of a pool's planner is for an organisation, for a header."""
         self._planners = dict(planners)
         self._versions = versions
         self._standing = standing
@@ -179,7 +179,7 @@ class Catalog:
         if model in self._planners:
             planner, fallback = self._planners[model]
             choice = self._planned(model, planner, fallback, pool_name, offer)
-            return replace(choice, standing=self._standing(pool_name)) if model == AUTO else choice
+            return replace(choice, standing=self._standing(pool_name, principal.org)) if model == AUTO else choice
         if model.startswith(CHECKED_PREFIX):
             return self._checked(model, pool_name, offer)
         version = (
@@ -223,7 +223,8 @@ class Catalog:
         if spec is None or (spec.kind in ("self", *TOOL_KINDS) and (model == name or endpoint != "chat")):
             addition = "" if endpoint == "chat" else f", or it does no {endpoint}"
             raise NotFound(
-                f"The model `{model[:128]}` does not exist or you do not have access to it{addition}.",
+                f"The model `{model[:128]}` does not exist or you do not have access to it{addition}; "
+                "GET /v1/models lists what this key may use.",
                 param="model",
                 code="model_not_found",
             )

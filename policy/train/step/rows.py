@@ -87,12 +87,19 @@ def checked(planned: RoundRecord | dataset.Row, **more: Any) -> TrainingRow:
         tuple(planned.prompt_token_ids),
         tuple(planned.plan_token_ids),
         tuple(planned.plan_logprobs),
-        tuple(planned.decision_mask),
+        _rewarded(planned.decision_mask),
         schema,
         temperature,
         version=planned.policy_version or "",
         **more,
     )
+
+
+def _rewarded(decisions: Sequence[bool]) -> tuple[bool, ...]:
+    """The decisions that a reward speaks of: not that a task's text ends. Plans with a text are long, and mostly wrong
+    at first; punished with them, the end of a text became unlikely in any plan, and texts ran on to the last token."""
+    before = (True, *decisions)
+    return tuple(decides and not_free for decides, not_free in zip(decisions, before, strict=False))
 
 
 def grouped(rows: Sequence[TrainingRow]) -> tuple[list[int], list[int]]:
