@@ -283,6 +283,7 @@ def test_a_job_is_submitted_from_the_filter_of_a_search(page: Page, gateway: Gat
     page.js("document.querySelector('dialog select[name=env]').value = 'arena'")
     press_in_dialog(page)
     page.until("!document.querySelector('dialog') && location.hash === '#/jobs'")
+    page.until("document.body.innerText.includes('of 200 requests to train on')")
     made = admin(gateway, "GET", "jobs").json()["data"][0]
     assert (made["policy"], made["spec"]["train"]["env"]) == ("another", "arena")
     admin(gateway, "POST", f"jobs/{made['id']}/cancel", json={})
