@@ -332,7 +332,8 @@ def test_too_few_rows_cannot_say(rows: list[Row]) -> None:
     answered = [CandidateReply(0.0, request.first.read(request.first.row.plan_text or "")) for request in log.requests]
     found = triage.estimates(log.requests, answered, Thresholds(), 0)
     checks = by_name(triage.checks(log, ReplayCount(0, 0), found, Thresholds()))
-    for name in ("plan_validity", "effective_sample_size", "doubly_robust", "price"):
+    assert (checks["effective_sample_size"].verdict, checks["effective_sample_size"].more) == ("undecided", 100 - N)
+    for name in ("plan_validity", "doubly_robust", "price"):
         assert checks[name].verdict == "cannot say"
         assert checks[name].todo
     nothing = by_name(
