@@ -278,9 +278,14 @@ def test_a_job_is_submitted_from_the_filter_of_a_search(page: Page, gateway: Gat
     assert "no such filter: text" in page.js("document.querySelector('dialog').innerText")
     page.js("document.querySelector('dialog input[name=policy]').value = 'another'")
     press_in_dialog(page)
+    page.until("document.querySelector('dialog').innerText.includes('requests to train on: 0 of 200')")
+    assert admin(gateway, "GET", "jobs").json()["data"] == [], "nobody has judged what the filter finds"
+    page.js("document.querySelector('dialog select[name=env]').value = 'arena'")
+    press_in_dialog(page)
     page.until("!document.querySelector('dialog') && location.hash === '#/jobs'")
+    page.until("document.body.innerText.includes('of 200 requests to train on')")
     made = admin(gateway, "GET", "jobs").json()["data"][0]
-    assert (made["policy"], made["spec"]["train"]["filters"]["keys"]) == ("another", ["key1"])
+    assert (made["policy"], made["spec"]["train"]["env"]) == ("another", "arena")
     admin(gateway, "POST", f"jobs/{made['id']}/cancel", json={})
     with database(gateway) as connection:
         connection.execute(admin_tables.policy_jobs.delete())

@@ -105,12 +105,19 @@ function buttons(api, job) {
   return null;
 }
 
+/** How far the log is from a retraining, as `baton train status` says it. */
+function countdown({ judged, requests, questions, countdown: left }) {
+  const have = `${count(requests.have)} of ${count(requests.need)} requests to train on, ${count(questions.have)} of ${count(questions.need)} questions for the gate`;
+  return h("p", { class: "note" }, `${count(judged)} judged requests: ${have}. ${left ? `${left[0].toUpperCase()}${left.slice(1)}.` : "A job on the log lacks nothing."}`);
+}
+
 async function every(api, query) {
-  const list = await api("admin/jobs?limit=200");
+  const [list, ready] = await Promise.all([api("admin/jobs?limit=200"), api("admin/jobs/readiness")]);
   const columns = api.mayChange() ? [...COLUMNS, ["Change", "", (job) => buttons(api, job) ?? "–"]] : COLUMNS;
   if (query.get("new") && api.mayChange()) queueMicrotask(() => submit(api, query));
   return [
     h("div", { class: "bar" }, h("h1", {}, "Jobs"), api.mayChange() ? button("Submit a job", () => submit(api, query)) : null),
+    countdown(ready),
     list.data.length ? table("Training jobs, latest first", columns, list.data) : h("p", { class: "empty" }, "Nothing was trained yet."),
   ];
 }
