@@ -25,7 +25,7 @@ from policy.engines.port import LoggedPlan, sampled
 from policy.evaluate.entrants import SHIPPED
 from policy.gate import triage
 from policy.gate.checks import Check, Thresholds
-from policy.gate.logged import RolloutSource, call_of, read, rows_of
+from policy.gate.logged import NothingSampled, RolloutSource, call_of, read, rows_of
 from policy.gate.triage import CandidateReply, ReplayCount
 from policy.serve.manifest import read_complete
 from tests.policy.dataset_rows import a_row
@@ -342,3 +342,10 @@ def test_too_few_rows_cannot_say(rows: list[Row]) -> None:
     assert nothing["plan_validity"].verdict == "passed"
     assert "9 greedy (planned at temperature 0" in nothing["mean_weight"].figure
     assert not any(check.refuses for check in nothing.values())
+
+
+def test_what_the_rule_drew_is_no_request_of_triage(rows: list[Row]) -> None:
+    drawn = [replace(row, planner="rule", prompt_hash=None, plan_token_ids=[]) for row in rows]
+    assert len(read([*rows, *drawn], PROMPT).requests) == len(read(rows, PROMPT).requests)
+    with pytest.raises(NothingSampled, match="FILE: the rule drew every plan of it"):
+        read(drawn, PROMPT, "FILE")

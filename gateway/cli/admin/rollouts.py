@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 from gateway.cli.admin.client import AdminClient
 from gateway.cli.admin.show import add_admin, show, table
-from gateway.core.log.sentence import dollars
+from gateway.core.log.sentence import dollars, evidence
 from gateway.core.money.amounts import nano_to_usd
 from gateway.errors import ConfigError
 
@@ -171,7 +171,7 @@ def _decided(decided: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> 
         by = one["by"] or one["worker"]
         yield f"  verdict at step {one['step']}: {by} {word}{': ' + _cut(one['why']) if one['why'] else ''}"
     if memory := decided["memory"]:
-        age = f", {memory['age_s']:.0f} s old" if memory.get("age_s") else ""
+        age = f", {memory['age_s']:.0f} s old" if memory.get("state") == "stale" and memory.get("age_s") else ""
         yield f"  experience: {memory.get('state')}{age}"
 
 
@@ -184,7 +184,7 @@ def _arm(arm: Mapping[str, Any]) -> dict[str, Any]:
     interval = f" ({arm['low']:.2f} to {arm['high']:.2f})" if arm.get("low") is not None else ""
     return {
         "worker": _marked(arm),
-        "right": f"{arm['right']:.3g} of {arm['n']:.3g}" if arm.get("n") is not None else "",
+        "right": f"{evidence(arm['right'])} of {evidence(arm['n'])}" if arm.get("n") is not None else "",
         "success": f"{arm['success']:.2f}{interval}" if arm.get("success") is not None else "",
         "time": figure("latency_s", "{:.2g} s"),
         "dollars": "" if arm.get("usd") is None else dollars(arm["usd"]),

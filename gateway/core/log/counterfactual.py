@@ -31,7 +31,7 @@ WEIGHT_HALF_MAX = 0.25  # half of the 95 % interval of the mean weight, where it
 Z_95 = 1.96
 STRATUM_TRIED_MIN = 5  # tried requests that a stratum has, but for the last one
 STRATUM_RATIO = 2.0  # between the chances of two requests of a stratum, at most, where enough were tried
-WIDENING = 0.65  # of an interval, times the root of (1 - effective / tried) / effective
+WIDENING = 0.8  # of an interval, times the root of (1 - effective / tried) / effective
 DRAWS = 2_000
 Vector = NDArray[np.float64]
 
@@ -188,8 +188,8 @@ def _too_few(tried: int, effective: float, need: float, number: int) -> str | No
     if tried >= TRIED_MIN and effective >= EFFECTIVE_MIN:
         return None
     short = max(EFFECTIVE_MIN * need - number, (TRIED_MIN - tried) * need, 1)
-    have = f"{tried} went to it alone, which tell as much as {effective:.1f} at random"
-    return f"{have}; {TRIED_MIN} and {EFFECTIVE_MIN:g} needed, about {math.ceil(short)} more judged requests like this"
+    have = f"{tried} tries that tell as much as {effective:.1f} at random; {TRIED_MIN} and {EFFECTIVE_MIN:g} needed"
+    return f"{have}, about {math.ceil(short)} more judged requests like this"
 
 
 def _strata(chances: Vector, tried: NDArray[np.bool_]) -> NDArray[np.int_]:
@@ -234,5 +234,5 @@ def _resampled(
 def _figures(means: Vector, effective: float, mean_weight: float) -> dict[str, Any]:
     low, high = np.quantile(means, [0.025, 0.975])
     figures = {"estimate": float(means.mean()), "low": float(low), "high": float(high)}
-    figures |= {"effective": effective, "mean_weight": mean_weight}
+    figures |= {"effective": round(effective, 1), "mean_weight": mean_weight}
     return {name: round(figure, 4) for name, figure in figures.items()}

@@ -64,6 +64,11 @@ def dollars(usd: float) -> str:
     return f"${text.rstrip('0')}" if digits > 2 else f"${text}"
 
 
+def evidence(weight: float) -> str:
+    """A weight of evidence, in outcomes, which need not be a whole number."""
+    return f"{weight:.1f}".removesuffix(".0")
+
+
 def nano_dollars(nano: int) -> str:
     """`dollars` of nano-dollars."""
     return dollars(nano / NANO_PER_USD)
@@ -167,7 +172,7 @@ def _record(arm: Tree, *, named: bool = False, it: bool = False) -> str:
     if not _known(arm):
         return f"nothing is known of {arm['worker'] if named else 'it'} yet{price}"
     alike = "" if named else " alike"
-    return f"{who}{'was ' if who else ''}right on {_count(arm['right'])} of {_count(arm['n'])}{alike}{price}"
+    return f"{who}{'was ' if who else ''}right on {evidence(arm['right'])} of {evidence(arm['n'])}{alike}{price}"
 
 
 def _by_rank(planner: str, arms: Sequence[Tree]) -> str:
@@ -241,16 +246,16 @@ def cut_short(tree: Tree) -> str:
     if not cap:
         return ""
     what = f"it ran out of {CAPS.get(cap, cap)}"
-    if by := caps.get("capped_by"):
-        return f"{what}: {by}"
-    if cap != "cost":
+    if cap != "cost" and not caps.get("capped_by"):
         limit = caps.get(cap)
         return f"{what} (at most {limit:g})" if isinstance(limit, int | float) else what
+    if by := caps.get("capped_by"):
+        return f"{what}: {str(by).rstrip('.')}"
     most, held = int(caps.get("cost_nano") or 0), int(tree.get("hold_nano") or 0)
-    spent = f"it spent {nano_dollars(int(tree.get('cost_nano') or 0))}"
+    spent = f"{what}: it spent {nano_dollars(int(tree.get('cost_nano') or 0))}"
     if 0 < held < most:
-        return f"{what}: {spent}, and its budgets left {nano_dollars(held)} for it (its cap is {nano_dollars(most)})"
-    return f"{what}: {spent} of its cap of {nano_dollars(most)}"
+        return f"{spent} of the {nano_dollars(held)} that were held for it (its cap is {nano_dollars(most)})"
+    return f"{spent} of its cap of {nano_dollars(most)}"
 
 
 def _unplanned(tree: Tree) -> str:
@@ -281,12 +286,8 @@ def _known(arm: Tree) -> bool:
     return float(arm.get("n") or 0.0) >= NO_RECORD
 
 
-def _count(number: float) -> str:
-    return f"{number:.1f}".removesuffix(".0")
-
-
 def _share(chance: float) -> str:
-    return f"{chance:.2f}" if chance >= 0.01 else f"{chance:.1g}"
+    return f"{chance:.2f}" if 0.01 <= chance <= 0.99 else f"{chance:.3f}" if chance >= 0.01 else f"{chance:.1g}"
 
 
 def _seconds(age_s: float | None) -> str:

@@ -135,8 +135,8 @@ def test_what_caps_key_and_pool_ruled_out() -> None:
         ("cap depth", "a step on `self`"),
         (
             "cap cost",
-            "the rest of the request: it ran out of dollars: it spent $0.00000081, and its budgets left $0.000009 for "
-            "it (its cap is $0.50)",
+            "the rest of the request: it ran out of dollars: it spent $0.00000081 of the $0.000009 that were held "
+            "for it (its cap is $0.50)",
         ),
         ("key", "workers other than large, search, small (as it is today)"),
     ], "the caps that bounded nothing are not told"

@@ -159,8 +159,10 @@ def test_a_cap_tells_what_it_allowed_and_who_set_it() -> None:
     ruled, caps = decided("dear", CHEAP, DEAR), {"cost_nano": 500_000_000, "calls": 16}
     end = {"capped": "cost", "caps": caps, "cost_nano": 120_000, "hold_nano": 140_000}
     assert told(ruled, **end).endswith(
-        "; it ran out of dollars: it spent $0.00012, and its budgets left $0.00014 for it (its cap is $0.50)."
+        "; it ran out of dollars: it spent $0.00012 of the $0.00014 that were held for it (its cap is $0.50)."
     )
+    by = "key `ann` has $0.00002 left of its budget; raise it"
+    assert told(ruled, **end | {"caps": caps | {"capped_by": by}}).endswith(f"; it ran out of dollars: {by}.")
     assert told(ruled, **end | {"hold_nano": 500_000_000}).endswith(": it spent $0.00012 of its cap of $0.50.")
     assert told(ruled, capped="calls", caps=caps).endswith("; it ran out of worker calls (at most 16).")
 

@@ -42,6 +42,7 @@ from gateway.adapters.postgres.rows import question_vector
 from gateway.adapters.postgres.tables import MODEL_KINDS, experience, outcomes, rollouts, sources, steps
 from gateway.core.loop.evidence.sources import Weights, prior_weights
 from gateway.core.loop.experience.likeness import Embedding
+from gateway.core.loop.experience.past import FAILURE
 from gateway.core.loop.replies.credit import (
     CREDIT_VERSION,
     Evidence,
@@ -122,7 +123,7 @@ def judgements_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, Se
 
 
 def _store(connection: Connection, rollout_id: str, credit_of: Mapping[int, Evidence]) -> None:
-    old = delete(experience).where(experience.c.rollout_id == rollout_id)
+    old = delete(experience).where(experience.c.rollout_id == rollout_id, experience.c.source != FAILURE)
     connection.execute(old.where(experience.c.step.not_in(list(credit_of))))
     new = [
         {
@@ -191,7 +192,7 @@ class PostgresJudgements:
         )
         e = experience.c
         each = select(e.worker, e.worker_version, e.task_type, e.success, e.at, e.org)
-        each = each.where(e.worker == given.c.name, e.at > given.c.after, is_heard(e.source))
+        each = each.where(e.worker == given.c.name, e.at > given.c.after, is_heard(e.source), e.source != FAILURE)
         each = each.order_by(e.at).limit(limit)
         lateral = each.lateral()
         async with transaction(self._engine) as connection:

@@ -100,7 +100,7 @@ function worth(each) {
 function decided(each, deciding) {
   const arms = each.arms.some((one) => one.bonus) ? ARMS : ARMS.filter(([name]) => name !== "Bonus");
   const choices = deciding ? choicesOf(deciding).filter((one) => one.probability !== null) : [];
-  const age = each.memory?.age_s ? `, ${Math.round(each.memory.age_s)} s old` : "";
+  const age = each.memory?.state === "stale" && each.memory.age_s ? `, ${Math.round(each.memory.age_s)} s old` : "";
   return [
     each.arms.length ? table("What decided", arms, each.arms) : null,
     !each.arms.length && choices.length ? table("What decided", ALTERNATIVES, choices) : null,
