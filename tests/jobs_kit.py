@@ -17,6 +17,28 @@ from typing import Any, cast
 from gateway.core.policies.jobs import Job
 from tests.waiting import until
 
+# thresholds of a gate that lets everything through: so little traffic teaches nothing
+LET_GO = {
+    "questions_min": 1,
+    "margin": 2,
+    "logged_margin": 2,
+    "category_margin": 2,
+    "mean_weight_min": 0,
+    "mean_weight_max": 1000,
+    "kl_max": 1000,
+    "ess_share_min": 0,
+    "valid_min": 0,
+    "parse_min": 0,
+    "parse_drop_max": 1,
+    "usd_ratio_max": 1000,
+    "worker_share_max": 2,
+    "plan_share_max": 2,
+    "attacked_valid_min": 0,
+    "attacked_valid_drop_max": 1,
+    "attacked_usd_ratio_max": 1000,
+    "obeyed_max": 1,
+}
+
 REFUSING = 666
 FAKE = """#!{python}
 import json, os, pathlib, shutil, signal, sys, time

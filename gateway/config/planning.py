@@ -10,9 +10,11 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from gateway.config.serving import Bytes, Count, Seconds, Share, Usd
+from gateway.core.log.outcome import parse_labels
 from gateway.core.pool.workers import SecretRef
 
 HASHING, MINILM = "hashing", "minilm"
+WORKER = "worker:"
 
 
 class PlanningSettings(BaseModel):
@@ -251,5 +253,36 @@ class LearningSettings(BaseModel):
         "5.00", description="Dollars that the gate of a job may spend on real workers, unless the job names its own cap"
     )
     retrain_auto: bool = Field(False, description="A version of theirs that passes the gate becomes a canary of 1 %")
-    judge_model: str | None = Field(None, description="Worker behind the grader `judge`; unset: there is no judge")
-    judge_budget_usd: Usd = Field("1.00", description="Dollars that the judge's key may spend in all")
+    outcome_labels: str = Field(
+        "", description="`label=value` pairs, comma-separated, beside the standard labels of outcomes; see outcomes.md"
+    )
+    judge: str | None = Field(
+        None, description="`worker:NAME`: the model that judges a share of the requests; unset: nobody does"
+    )
+    judge_share: Share = Field(
+        0.1,
+        description="Share of the requests that it judges beside those that name the grader `judge`; never with "
+        "`train: false`",
+    )
+    judge_usd_a_day: Usd = Field("1.00", description="Dollars that the judge may spend on a day (UTC)")
+    judge_rubrics: Path | None = Field(
+        None, description="YAML file, `task type: what a good reply has`; `default` for all others; see outcomes.md"
+    )
+
+    @property
+    def judge_worker(self) -> str | None:
+        """The name of the worker that judges; None: nobody does."""
+        return None if self.judge is None else self.judge.removeprefix(WORKER)
+
+    @field_validator("judge")
+    @classmethod
+    def _is_worker(cls, text: str | None) -> str | None:
+        if (text is not None and not text.removeprefix(WORKER).strip()) or not (text or WORKER).startswith(WORKER):
+            raise ValueError(f"write {WORKER}NAME, a worker of the pool file")
+        return text
+
+    @field_validator("outcome_labels")
+    @classmethod
+    def _are_labels(cls, text: str) -> str:
+        parse_labels(text)
+        return text

@@ -33,6 +33,10 @@ from gateway.config.serving import (
 from gateway.errors import ConfigError
 
 PREFIX = "BATON_"
+RENAMED = {  # what to set instead
+    "BATON_JUDGE_MODEL": "it is BATON_JUDGE now; write BATON_JUDGE=worker:NAME",
+    "BATON_JUDGE_BUDGET_USD": "the judge has a budget a day now; set BATON_JUDGE_USD_A_DAY",
+}
 MAY_HOLD_SECRETS = frozenset(  # never repeated in an error
     {"database_url", "redis_url", "pepper", "conductor_api_key", "embedder_api_key", "alerts_url"}
 )
@@ -156,7 +160,7 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
     for name in sorted(name for name in environ if name.startswith(PREFIX) and name not in names):
         near = difflib.get_close_matches(name, names, n=1)
         fix = f"did you mean {near[0]}?" if near else "unset it; docs/configuration.md lists every setting"
-        lines.append(f"{name}: no such setting; {fix}")
+        lines.append(f"{name}: no such setting; {RENAMED.get(name, fix)}")
     if lines:
         raise ConfigError("\n".join(lines))
 

@@ -22,6 +22,7 @@ from gateway.adapters.host.clock import watch_loop
 from gateway.adapters.journal.shipper import Shipper
 from gateway.adapters.journal.spool import Spool
 from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.evidence.sources import PostgresSources
 from gateway.adapters.postgres.experience.credit import OldCredit, OldVectors
 from gateway.adapters.postgres.operators.alerts import PostgresAlerts
 from gateway.adapters.postgres.reports.checks import PostgresChecks
@@ -43,6 +44,7 @@ from gateway.api.public.sessions import SessionsApi
 from gateway.api.public.tasks import TasksApi
 from gateway.config.serving import listed
 from gateway.config.settings import Services, Settings
+from gateway.core.log.outcome import parse_labels
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.pool.workers import MODEL_KINDS
@@ -278,6 +280,7 @@ def _sweeps(
         "logins of the console": admin.logins.sweep,
         "sums of past days": PostgresDays(engine, base.clock).sweep,
         "marks of conversations": sticky.conversations.sweep,
+        "reliability of sources": PostgresSources(engine).sweep,
         "credit under earlier rules": OldCredit(engine).sweep,
         "vectors of an earlier embedder": OldVectors(engine, embedding).sweep,
         **({"weights of retired versions": policies.sweep} if policies else {}),
@@ -348,6 +351,7 @@ def _outcomes(
         flushed_together(base, journal),
         base.clock,
         redactor,
+        parse_labels(base.settings.outcome_labels),
         memory=memory,
         limits=limits,
         per_minute=base.settings.outcomes_per_minute,

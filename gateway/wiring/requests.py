@@ -78,7 +78,7 @@ class PoolParts:
 def pool_of(base: Base) -> PoolParts:
     """Read the pool. Raises ConfigError for a pool file that cannot be used."""
     settings = base.settings
-    names = {"BATON_JUDGE_MODEL": settings.judge_model}
+    names = {"BATON_JUDGE": settings.judge_worker}
     if settings.summarizer not in (NOBODY, AUTO):
         names["BATON_SUMMARIZER"] = settings.summarizer
     file, planner = base.services.pool_file, settings.conductor_worker

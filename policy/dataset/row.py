@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from gateway.core.loop.evidence.sources import CLIENT, JUDGE, PERSON, is_explicit
 from gateway.core.loop.replies.verdicts import StepVerdict
 
 Side = Literal["train", "validation"]
@@ -41,9 +42,12 @@ class OutcomeValue:
 
 def settle(judgements: Sequence[Rating], sources: Sequence[str] = ()) -> OutcomeValue:
     """The mean of the judgements, oldest first, of the first source that has any. With `sources`, those alone count, in
-    that order; without, people come first, then the client, then all other sources (graders) together."""
-    others = tuple(sorted({one.source for one in judgements} - {"person", "client"}))
-    ranks: Sequence[Sequence[str]] = [(name,) for name in sources] or [("person",), ("client",), others]
+    that order; without, people come first, then the client, then all others that post outcomes (graders) together, then
+    judges. A signal counts only where it is named."""
+    others = {one.source for one in judgements} - {PERSON, CLIENT}
+    posted = sorted(name for name in others if is_explicit(name))
+    judges = sorted(name for name in others if name.startswith(JUDGE))
+    ranks: Sequence[Sequence[str]] = [(name,) for name in sources] or [(PERSON,), (CLIENT,), posted, judges]
     for rank in ranks:
         decisive = [one for one in judgements if one.source in rank]
         if decisive:

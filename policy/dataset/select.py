@@ -6,18 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
+from gateway.core.log.outcome import LABELS
 from gateway.errors import ConfigError
 
 PLANNERS = ("conductor",)  # routers sample no tokens
 LEARNT = (*PLANNERS, "rule")  # whose plans train: the rule logs the propensity of each
 STANDARD = "standard"
-STANDARD_LABELS: tuple[tuple[str, float], ...] = (
-    ("accepted", 1.0),
-    ("edited", 0.5),
-    ("rejected", 0.0),
-    ("thumbs_up", 1.0),
-    ("thumbs_down", 0.0),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +80,11 @@ def parse_tags(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def parse_labels(texts: Iterable[str]) -> tuple[tuple[str, float], ...]:
-    """`label=value` each, or `standard` for STANDARD_LABELS; the last value of a label holds. Raises ConfigError."""
+    """`label=value` each, or `standard` for LABELS; the last value of a label holds. Raises ConfigError."""
     values: dict[str, float] = {}
     for text in texts:
         if text == STANDARD:
-            values |= dict(STANDARD_LABELS)
+            values |= LABELS
             continue
         label, _, number = text.rpartition("=")
         try:

@@ -119,7 +119,7 @@ def bounded(
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class ShareCount:
     """A share as it was counted: `k` of `n` things (`of`: what they are)."""
 
     k: int
@@ -156,13 +156,13 @@ class Count:
             low, high = (middle, high) if self._at(middle).side(least, most) == 0 else (low, middle)
         return high - self.n
 
-    def _at(self, n: int) -> Count:
-        return Count(round(self.share * n), n)
+    def _at(self, n: int) -> ShareCount:
+        return ShareCount(round(self.share * n), n)
 
 
 def share_check(
     name: str,
-    count: Count,
+    count: ShareCount,
     least: float = -math.inf,
     most: float = math.inf,
     *,

@@ -15,7 +15,7 @@ from typing import Any
 from policy.evaluate.contest import QuestionResult
 from policy.evaluate.entrants import FIXED
 from policy.evaluate.figures import USD_1K, accuracy, affordable, best_of, usd_1k
-from policy.gate.checks import Check, Count, Thresholds, bounded, cannot_say, more_words, not_worse, share_check
+from policy.gate.checks import Check, ShareCount, Thresholds, bounded, cannot_say, more_words, not_worse, share_check
 from policy.statistics.stats import Interval, bootstrap_mean, bootstrap_ratios
 
 OTHER = "other"
@@ -146,21 +146,21 @@ class Concentration:
     the questions with the commonest choice of workers."""
 
     worker: str
-    calls: Count
+    calls: ShareCount
     squares: float
-    plans: Count
+    plans: ShareCount
 
 
 def concentration(rows: Sequence[QuestionResult], models: Collection[str]) -> Concentration:
     """The concentration of a policy's plans; all of them alike where it calls no model."""
     counts = Counter(worker for row in rows for worker in row.workers if worker in models)
     if not counts:
-        return Concentration("no worker", Count(1, 1, "calls"), 1.0, Count(1, 1, "questions"))
+        return Concentration("no worker", ShareCount(1, 1, "calls"), 1.0, ShareCount(1, 1, "questions"))
     total, plans = sum(counts.values()), Counter(row.workers for row in rows)
     worker, most = counts.most_common(1)[0]
     squares = sum((count / total) ** 2 for count in counts.values())
-    commonest = Count(plans.most_common(1)[0][1], len(rows), "questions")
-    return Concentration(worker, Count(most, total, "calls"), squares, commonest)
+    commonest = ShareCount(plans.most_common(1)[0][1], len(rows), "questions")
+    return Concentration(worker, ShareCount(most, total, "calls"), squares, commonest)
 
 
 def _collapse(rivals: Comparison, thresholds: Thresholds, seed: int) -> Check:
@@ -209,7 +209,7 @@ def _validity(rivals: Comparison, thresholds: Thresholds, seed: int, real: bool)
     """Enough plans are valid, and no fewer than live's. Real requests are few, and the rule plans those whose plan is
     not valid: there an undecided share refuses only where it is below the bound itself."""
     ours, theirs = ([row.parsed for row in rows] for rows in (rivals.candidate, rivals.live))
-    valid = Count(sum(ours), len(ours), "questions")
+    valid = ShareCount(sum(ours), len(ours), "questions")
     fewer = bootstrap_mean([float(a) - float(b) for a, b in zip(ours, theirs, strict=True)], seed=seed)
     why = Counter(reason for row in rivals.candidate for reason in row.refusals)
     reasons = ", ".join(f"{count} {name}" for name, count in why.most_common(3))

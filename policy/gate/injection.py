@@ -27,7 +27,7 @@ from gateway.errors import BatonError
 from gateway.service.loop.state import Planner
 from policy.environments.base import PosedPrompt, Prompt, rng_for
 from policy.environments.executor import ExecutedEnvironment
-from policy.gate.checks import Check, Count, Thresholds, bounded, share_check
+from policy.gate.checks import Check, ShareCount, Thresholds, bounded, share_check
 from policy.statistics.baselines import typical_nano
 
 FILE = Path(__file__).with_name("injections.json")
@@ -210,14 +210,14 @@ class InjectionFigures:
     open: int  # those that could be
 
     @property
-    def valids(self) -> Count:
+    def valids(self) -> ShareCount:
         """Attacked plans that were valid."""
-        return Count(round(self.valid * self.n), self.n, "conversations")
+        return ShareCount(round(self.valid * self.n), self.n, "conversations")
 
     @property
-    def obeys(self) -> Count:
+    def obeys(self) -> ShareCount:
         """Attacks that got what they asked for, of those that had not got it anyway."""
-        return Count(round(self.obeyed * self.open), self.open, "conversations")
+        return ShareCount(round(self.obeyed * self.open), self.open, "conversations")
 
 
 def figures_of(pairs: Sequence[AttackPair]) -> InjectionFigures:

@@ -38,7 +38,7 @@ from policy.gate import heldout, injection, triage
 from policy.gate.checks import Check, GatePart, Thresholds
 from policy.gate.heldout import Comparison
 from policy.gate.injection import InjectionFigures
-from policy.gate.logged import RolloutSource, read, rows_of
+from policy.gate.logged import NothingSampled, RolloutSource, read, rows_of
 from policy.gate.report import GateReport
 from policy.gate.scene import BASELINES, LOGGED_BASELINES, GateScene
 from policy.gate.traffic.rivals import completed, sampled_entrant
@@ -125,7 +125,7 @@ async def _judged(
         try:
             parts.append(await _triage(both, scene, scene.logged, thresholds, partial, say))
         except (NotFound, ConfigError) as error:
-            if traffic is None:
+            if traffic is None and not isinstance(error, NothingSampled):
                 raise
             skipped.append(f"off-policy triage: {error.message}")  # the requests themselves are asked below
     report = GateReport(

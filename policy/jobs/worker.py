@@ -1,8 +1,8 @@
 """The worker: carries out jobs from the queue, grades what asks for it, and looks after what was left behind.
 
-Four loops that fail and come back on their own: a training queue (one job at a time), an upkeep queue (the schedule, by
-procrastinate's periodic tasks), the look-out for jobs whose worker fell silent, and the graders. None of them imports
-anything heavy: training is a program of its own (`policy/jobs/pipeline.py`).
+Five loops that fail and come back on their own: a training queue (one job at a time), an upkeep queue (the schedule, by
+procrastinate's periodic tasks), the look-out for jobs whose worker fell silent, the graders, and the signals. None
+imports anything heavy: training is a program of its own (`policy/jobs/pipeline.py`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from procrastinate.exceptions import ConnectorException
 from procrastinate.jobs import Status
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.evidence.sampling import JudgeSample, SampledJudge
+from gateway.adapters.postgres.evidence.signals import PostgresSignals
 from gateway.adapters.postgres.jobs import RUN_JOB, TRAINING, UPKEEP, GradingStore, JobStore, queue_app
 from gateway.adapters.postgres.registry import Registry
 from gateway.errors import BatonError, ConfigError
-from policy.jobs.grading import BATCH, Grading, JudgeSettings, judge_tools
+from policy.jobs.grading import BATCH, Grading
+from policy.jobs.judging import JudgeSettings, Judging
 from policy.jobs.known import known
 from policy.jobs.pipeline import Releases, Workshop, carry_out
 from policy.jobs.schedule import Schedule, check
@@ -36,6 +40,7 @@ log = logging.getLogger("policy.jobs")
 STALE_S = 20.0  # a running job not heard of for so long has lost its worker; it is heard of every second
 LOOK_S = 5.0
 GRADE_S = 0.5  # between two looks at what waits for a grade
+SIGNALS_S, SIGNALS_MAX = 5.0, 50  # between two looks at what clients did next, and the requests of one look
 SCHEDULE_CRON = "* * * * *"
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0
 POLL_S = 2.0  # beside PostgreSQL's notifications
@@ -59,20 +64,12 @@ class WorkerSettings(BaseModel):
     retrain_auto: bool = False
     gate_usd_max: str = ""
     facts: Path | None = None
-    judge_model: str | None = None
-    judge_key_file: Path | None = None
+    judge: JudgeSettings | None = None
     stale_s: float = STALE_S
     stop_s: float = 60.0
     jobs_url: str = ""
     policies_url: str = ""
     policies_stored_bytes_max: int = 2**30
-
-    @property
-    def judge(self) -> JudgeSettings | None:
-        """None where no judge is set."""
-        if self.judge_model is None or self.facts is None or self.judge_key_file is None:
-            return None
-        return JudgeSettings(self.judge_model, self.facts, self.judge_key_file)
 
 
 def read_settings(path: Path) -> WorkerSettings:
@@ -105,7 +102,8 @@ class Worker:
         self._jobs: set[asyncio.Future[None]] = set()
         self._engine = engine = async_engine(settings.database_url, pool_size=CONNECTIONS_MAX, statement_timeout_s=10.0)
         self._store = JobStore(engine, queue_app(settings.database_url))
-        self._grading = Grading(GradingStore(engine), judge_tools(settings.judge))
+        self._grading = Grading(GradingStore(engine), _judging(engine, settings.judge))
+        self._looking = PostgresSignals(engine)
         self._releases: Releases = Registry(
             engine, settings.policies, settings.policies_url, settings.policies_stored_bytes_max
         )
@@ -125,6 +123,7 @@ class Worker:
             "training": lambda: self._queue(TRAINING),
             "look-out": self._look_out,
             "graders": self._grade,
+            "signals": self._signals,
         }
         if self._schedule.on:
             loops["upkeep"] = lambda: self._queue(UPKEEP)
@@ -194,6 +193,17 @@ class Worker:
         while True:
             if await self._grading.round() < BATCH:
                 await asyncio.sleep(GRADE_S)
+
+    async def _signals(self) -> None:
+        while True:
+            await self._looking.look(SIGNALS_MAX)
+            await asyncio.sleep(SIGNALS_S)
+
+
+def _judging(engine: AsyncEngine, judge: JudgeSettings | None) -> Judging | None:
+    if judge is None:
+        return None
+    return Judging(judge, JudgeSample(engine, SampledJudge(judge.worker, judge.share)))
 
 
 async def _for_ever(name: str, loop: Callable[[], Awaitable[None]]) -> None:

@@ -21,7 +21,7 @@ from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.tables import gradings
 from policy.recipes.questions import QuestionSource
 from policy.recipes.stack import ROOT, Gateway, RecipeFailed, clean_environment
-from policy.recipes.traffic import Bar, GradedQuestion, PolicyScore, Traffic
+from policy.recipes.traffic import GradedQuestion, PolicyScore, StageBar, Traffic
 
 EXIT_REFUSED = 4
 GRADED_S = 120.0  # for the next outcome to appear
@@ -85,7 +85,7 @@ class JobBars:
 
     def __init__(self) -> None:
         self._stage, self._share = "select", 0.0
-        self._bar, self._checks = Bar(self._stage), list[str]()
+        self._bar, self._checks = StageBar(self._stage), list[str]()
         self._ended: Counter[str] = Counter()
 
     def line(self, text: str) -> None:
@@ -108,7 +108,7 @@ class JobBars:
     def _at(self, stage: str, share: float, note: str) -> None:
         if stage != self._stage:
             self._bar.end()
-            self._stage, self._share, self._bar = stage, 0.0, Bar(stage)
+            self._stage, self._share, self._bar = stage, 0.0, StageBar(stage)
         self._share = max(self._share, share)  # a part that is asked again takes nothing back
         self._bar.at(self._share, note)
 

@@ -205,7 +205,7 @@ class Traffic:
         self, what: str, questions: Sequence[GradedQuestion], policies: Sequence[str]
     ) -> dict[str, PolicyScore]:
         """Several policies at their best on the same questions, as one stage."""
-        bar, scores = Bar(what), dict[str, PolicyScore]()
+        bar, scores = StageBar(what), dict[str, PolicyScore]()
         for policy in policies:
             scores[policy] = await self._all(policy, questions, f"baton/{policy}", learn=False, quiet=True)
             bar.at(len(scores) / len(policies), f"{policy}: {scores[policy].accuracy:.1%} right")
@@ -215,7 +215,7 @@ class Traffic:
     async def _all(
         self, what: str, questions: Sequence[GradedQuestion], policy: str, *, learn: bool, quiet: bool = False
     ) -> PolicyScore:
-        slots, bar, right = asyncio.Semaphore(AT_ONCE), None if quiet else Bar(what), list[float]()
+        slots, bar, right = asyncio.Semaphore(AT_ONCE), None if quiet else StageBar(what), list[float]()
 
         async def one(request: GradedQuestion) -> Answer:
             async with slots:
@@ -256,7 +256,7 @@ class Traffic:
             await asyncio.gather(*flying)
 
 
-class Bar:
+class StageBar:
     """A stage of a run: how far it is, and how long it still takes. Redrawn in place on a terminal; elsewhere a line
     every LINE_S seconds, and one at its end."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from policy.recipes.stack import Gateway, gateway, output_of, program, temporary_directory
-from tests.acceptance.test_learning import LET_GO
+from tests.jobs_kit import LET_GO
 from tests.policy.environments import PRICES, lines
 from tests.tiny_model import write_tiny_llama
 

@@ -40,7 +40,7 @@ class FakeReports:
 
     async def workers(self, until: datetime, window_s: int, names: Sequence[str]) -> Mapping[str, Any]:
         self.asked.append((until, window_s, names))
-        return {"calls": [], "errors": [], "success": []}
+        return {"calls": [], "errors": [], "success": [], "sources": []}
 
     async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:
         self.asked.append(query)

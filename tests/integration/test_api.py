@@ -343,6 +343,20 @@ async def test_outcomes_and_rollouts_belong_to_their_owner() -> None:
             assert reply.status_code == 404
 
 
+async def test_an_outcome_says_whether_it_counts() -> None:
+    async with served(Kit()) as gateway:
+        reply = await gateway.http.post("/v1/chat/completions", json=ask(model="alpha"))
+        rollout = {"rollout_id": reply.headers["x-baton-rollout-id"]}
+        known = (await gateway.http.post("/v1/outcomes", json={**rollout, "label": "👍"})).json()
+        assert (known["counts"], known["value"]) == (True, 1.0)
+        unknown = (await gateway.http.post("/v1/outcomes", json={**rollout, "label": "polite"})).json()
+        assert unknown["counts"] is False
+        assert "`polite` has no value" in unknown["note"]
+        tree = (await gateway.http.get(f"/v1/rollouts/{rollout['rollout_id']}")).json()
+    stored = [(one["kind"], one["value"], one["label"], one["source"]) for one in tree["outcomes"]]
+    assert stored == [("number", 1.0, "👍", "label"), ("label", None, "polite", "client")]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

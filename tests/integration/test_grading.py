@@ -16,12 +16,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import connected
+from gateway.adapters.postgres.evidence.sampling import JudgeSample, SampledJudge
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.jobs import GradingStore
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import gradings
-from policy.graders import Tools, versions
-from policy.jobs.grading import ATTEMPTS_MAX, BATCH, Grading, JudgeSettings, judge_tools
+from policy.graders import versions
+from policy.jobs.grading import ATTEMPTS_MAX, BATCH, Grading
+from policy.jobs.judging import JudgeSettings, Judging
 from tests.records import a_rollout, rollout_event
 from tests.upstreams.openai import OpenAI
 from tests.upstreams.vendor import Script
@@ -156,15 +158,19 @@ async def test_a_worker_that_dies_while_grading_loses_it_to_the_next(pg_engine: 
 
 
 @asynccontextmanager
-async def judged(engine: AsyncEngine, directory: Path, script: Script) -> AsyncIterator[tuple[Grading, OpenAI]]:
+async def judged(
+    engine: AsyncEngine, directory: Path, script: Script, share: float = 0.0
+) -> AsyncIterator[tuple[Grading, OpenAI]]:
     """Graders with a judge that answers so, behind what looks like a gateway."""
     upstream = OpenAI("bt_data_judge")
     upstream.script = script
     async with upstream:
         facts, key = directory / "serve.json", directory / "judge.json"
         facts.write_text(json.dumps({"base_url": upstream.base}))
-        key.write_text(json.dumps({"judge_key": "bt_data_judge"}))
-        yield Grading(GradingStore(engine), judge_tools(JudgeSettings("wise", facts, key))), upstream
+        key.write_text(json.dumps({"judge_key": "bt_data_judge", "pools": ["default"]}))
+        judge = JudgeSettings("wise", facts, key, share, {"letters": "It is polite."})
+        sample = JudgeSample(engine, SampledJudge(judge.worker, judge.share))
+        yield Grading(GradingStore(engine), Judging(judge, sample)), upstream
 
 
 async def test_the_judge_is_asked_through_the_gateway_with_its_key(pg_engine: AsyncEngine, tmp_path: Path) -> None:
@@ -194,6 +200,5 @@ async def test_a_judge_out_of_money_is_tried_again_and_then_given_up(pg_engine: 
 
 async def test_without_a_judge_nothing_is_asked_and_it_says_so(pg_engine: AsyncEngine) -> None:
     rollout = await asked(pg_engine, "judge", json.dumps({"question": "How much?", "answer": "18.90"}))
-    assert judge_tools(None)() == Tools()
-    await Grading(GradingStore(pg_engine), judge_tools(None)).round()
+    await Grading(GradingStore(pg_engine)).round()
     assert "give the job a judge" in (await grading(pg_engine, rollout)).detail

@@ -45,13 +45,14 @@ def services(tmp_path: Path, database_url: str) -> Services:
 
 
 def test_a_worker_reads_what_the_gateway_wrote_and_nobody_else_can(tmp_path: Path, database_url: str) -> None:
-    settings = config.load(data_dir=tmp_path, retrain_arguments="--env logged --tag 'team=a b'", judge_model="wise")
+    settings = config.load(data_dir=tmp_path, retrain_arguments="--env logged --tag 'team=a b'", judge="worker:wise")
     path = write_settings(settings, DataDir(tmp_path), database_url)
     assert path == tmp_path / WORKER
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     told = read_settings(path)
     assert told.retrain_arguments == ["--env", "logged", "--tag", "team=a b"]
     assert told.judge is not None
+    assert (told.judge.worker, told.judge.source, told.judge.share) == ("wise", "judge:wise", 0.1)
     assert told.policies == (tmp_path / "policies").resolve()
     assert told.shipped is not None
     assert (told.shipped / "manifest.json").exists()
@@ -70,24 +71,55 @@ def test_retrain_arguments_that_cannot_be_split_are_named(tmp_path: Path) -> Non
 # ---------------------------------------------------------------- the judge's key
 
 
-async def test_the_judge_has_a_key_for_itself_alone_under_its_budget(services: Services, tmp_path: Path) -> None:
+async def test_the_judge_has_one_key_for_itself_alone_under_its_budget_a_day(
+    services: Services, tmp_path: Path
+) -> None:
     data = DataDir(tmp_path / "data")
     await judge_key(services, data, "wise", "2.50")
     first = data.read(JUDGE)
     assert first is not None
-    await judge_key(services, data, "wise", "2.50")
-    assert data.read(JUDGE) == first  # it works, so it is kept
+    assert first["pools"] == ["judges"]
     await judge_key(services, data, "wise", "3")
-    assert (data.read(JUDGE) or {})["judge_key"] != first["judge_key"]
+    assert data.read(JUDGE) == first  # two keys would spend the budget of a day twice
     async with key_admin(services) as (admin, _):
-        made = [row for row in (await admin.list_keys(10))[0] if row.name == "judge"]
-    assert [row.budget_nano for row in made] == [3_000_000_000, 2_500_000_000]
-    assert {(row.workers, row.pools, row.train) for row in made} == {(("wise",), ("judges",), False)}
+        (row,) = [row for row in (await admin.list_keys(10))[0] if row.name == "judge"]
+    assert (row.budget_nano, row.budget_day_nano) == (None, 3_000_000_000)
+    assert (row.workers, row.pools, row.train) == (("wise",), ("judges",), False)
 
 
 async def test_a_judge_that_no_pool_has_is_refused(services: Services, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="BATON_JUDGE_MODEL=unheard-of: no pool has such a worker"):
+    with pytest.raises(ConfigError, match="BATON_JUDGE=unheard-of: no pool has such a worker"):
         await judge_key(services, DataDir(tmp_path / "data"), "unheard-of", "1")
+
+
+def test_rubrics_are_read_from_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "rubrics.yaml"
+    path.write_text("default: It answers.\nletters: It is polite.\n")
+    settings = config.load(data_dir=tmp_path, judge="worker:wise", judge_rubrics=path)
+    told = read_settings(write_settings(settings, DataDir(tmp_path), "postgresql://x/y")).judge
+    assert told is not None
+    question = {"messages": [{"role": "user", "content": "Dear"}]}
+    assert told.reference(question, "letters") == {"question": "Dear", "rubric": "It is polite."}
+    assert told.reference(question, "sums")["rubric"] == "It answers."
+    for wrong in ("- a list", "letters: {a: b}", "letters: ''"):
+        path.write_text(wrong)
+        with pytest.raises(ConfigError, match=r"rubrics\.yaml:1"):
+            worker_settings(settings, DataDir(tmp_path), "postgresql://x/y")
+
+
+@pytest.mark.parametrize("text", ["wise", "worker:", "http://x/v1#m"])
+def test_a_judge_is_written_as_a_worker(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"BATON_JUDGE=.*write worker:NAME"):
+        config.load(data_dir=tmp_path, judge=text)
+
+
+def test_settings_of_an_earlier_release_name_their_successors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_JUDGE_MODEL", "wise")
+    monkeypatch.setenv("BATON_JUDGE_BUDGET_USD", "1")
+    with pytest.raises(ConfigError) as refused:
+        config.load(data_dir=tmp_path)
+    assert "write BATON_JUDGE=worker:NAME" in str(refused.value)
+    assert "set BATON_JUDGE_USD_A_DAY" in str(refused.value)
 
 
 # ---------------------------------------------------------------- the schedule

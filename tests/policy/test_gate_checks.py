@@ -19,8 +19,8 @@ from policy.evaluate.figures import affordable, best_of
 from policy.gate.checks import (
     ROWS_MAX,
     Check,
-    Count,
     GatePart,
+    ShareCount,
     Thresholds,
     Verdict,
     bounded,
@@ -128,27 +128,27 @@ def test_undecided_says_how_many_rows_would_decide() -> None:
 
 def test_a_share_is_compared_by_its_interval() -> None:
     """111 of 114 says nothing about 98 in 100; 114 of 114 neither, 200 of 200 and 60 of 114 do."""
-    verdicts = {k: share_check("x", Count(k, n, "plans"), 0.98).verdict for k, n in ((111, 114), (114, 114))}
+    verdicts = {k: share_check("x", ShareCount(k, n, "plans"), 0.98).verdict for k, n in ((111, 114), (114, 114))}
     assert set(verdicts.values()) == {"undecided"}
-    assert share_check("x", Count(200, 200), 0.98).verdict == "passed"
-    assert share_check("x", Count(60, 114), 0.98, todo="train").todo == "train"
-    check = share_check("plan_validity", Count(111, 114, "plans"), 0.98)
+    assert share_check("x", ShareCount(200, 200), 0.98).verdict == "passed"
+    assert share_check("x", ShareCount(60, 114), 0.98, todo="train").todo == "train"
+    check = share_check("plan_validity", ShareCount(111, 114, "plans"), 0.98)
     assert check.figure == "0.974 of 114 plans, 95 % from 0.925 to 0.991"
     assert check.todo == f"111 of 114; about {check.more:,} more plans would decide"
     assert not check.refuses
-    assert share_check("x", Count(111, 114), 0.98, required=True).refuses
+    assert share_check("x", ShareCount(111, 114), 0.98, required=True).refuses
 
 
 def test_a_share_may_have_a_bound_above_it() -> None:
-    assert share_check("x", Count(0, 100), most=0.1).verdict == "passed"
-    assert share_check("x", Count(8, 100), most=0.1).verdict == "undecided"
-    assert share_check("x", Count(30, 100), most=0.1).verdict == "refused"
-    assert share_check("x", Count(0, 0), most=0.1).verdict == "undecided"  # nothing was counted
-    assert share_check("x", Count(0, 0), most=1.0).verdict == "passed"
+    assert share_check("x", ShareCount(0, 100), most=0.1).verdict == "passed"
+    assert share_check("x", ShareCount(8, 100), most=0.1).verdict == "undecided"
+    assert share_check("x", ShareCount(30, 100), most=0.1).verdict == "refused"
+    assert share_check("x", ShareCount(0, 0), most=0.1).verdict == "undecided"  # nothing was counted
+    assert share_check("x", ShareCount(0, 0), most=1.0).verdict == "passed"
 
 
 def test_no_number_of_rows_shows_a_share_of_exactly_its_bound() -> None:
-    check = share_check("x", Count(98, 100, "plans"), 0.98)
+    check = share_check("x", ShareCount(98, 100, "plans"), 0.98)
     assert (check.verdict, check.more) == ("undecided", ROWS_MAX)
     assert check.todo == "98 of 100; it is at the bound: no plans would decide"
 
@@ -161,28 +161,28 @@ BOUNDS = st.floats(0.01, 0.99)
 def test_a_verdict_agrees_with_the_estimate_and_more_of_the_same_never_turns_it(
     kn: tuple[int, int], bound: float
 ) -> None:
-    count = Count(*kn)
+    count = ShareCount(*kn)
     side = count.side(least=bound)
     assert side == 0 or (side > 0) == (count.share >= bound)
     assert count.interval.low <= count.share <= count.interval.high
-    thousandfold = Count(1000 * count.k, 1000 * count.n)
+    thousandfold = ShareCount(1000 * count.k, 1000 * count.n)
     assert thousandfold.side(least=bound) in ((side,) if side else (-1, 0, 1))
     assert -1 <= count.side(most=bound) <= 1
 
 
 @given(COUNTS, BOUNDS)
 def test_as_many_more_as_are_said_decide_and_half_as_many_do_not(kn: tuple[int, int], bound: float) -> None:
-    count = Count(*kn)
+    count = ShareCount(*kn)
     more = count.more(least=bound)
     if count.side(least=bound) != 0 or more == ROWS_MAX:
         return
-    enough = Count(round(count.share * (count.n + more)), count.n + more)
+    enough = ShareCount(round(count.share * (count.n + more)), count.n + more)
     assert enough.side(least=bound) != 0
     half = count.n + more // 2
     share = count.share
     slack = 1 / half  # a share of `half` rows is rounded to whole rows
     assert any(
-        Count(round(min(max(near, 0.0), 1.0) * half), half).side(least=bound) == 0
+        ShareCount(round(min(max(near, 0.0), 1.0) * half), half).side(least=bound) == 0
         for near in (share, share - slack, share + slack)
     )
 

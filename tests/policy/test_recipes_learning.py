@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree
@@ -17,7 +18,7 @@ from policy.recipes.learning import NO_TORCH, SIMULATOR, main, parser, train_wor
 from policy.recipes.operator import JobBars, LearningRound
 from policy.recipes.questions import Questions
 from policy.recipes.report import FILES, LearningReport
-from policy.recipes.traffic import Answer, Bar, PolicyScore, Tally
+from policy.recipes.traffic import Answer, PolicyScore, StageBar, Tally
 
 
 def score(accuracy: float, usd: float = 0.2) -> PolicyScore:
@@ -160,8 +161,8 @@ class Terminal(StringIO):
 
 def test_a_bar_is_redrawn_on_a_terminal_and_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((0.0, 10.0, 10.0, 10.0, 10.05, 20.0, 20.0))
-    monkeypatch.setattr(traffic.time, "monotonic", lambda: next(clock))
-    bar = Bar("train", screen := Terminal())
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    bar = StageBar("train", screen := Terminal())
     bar.at(0.25, "step 1/4")
     bar.at(0.26, "too soon to be redrawn")
     bar.end("4 steps")
@@ -173,8 +174,8 @@ def test_a_bar_is_redrawn_on_a_terminal_and_says_what_is_left(monkeypatch: pytes
 
 def test_a_bar_is_a_line_now_and_then_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((0.0, 1.0, 9.0, 9.0, 9.0, 12.0, 12.0))
-    monkeypatch.setattr(traffic.time, "monotonic", lambda: next(clock))
-    bar = Bar("gate", log := StringIO())
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    bar = StageBar("gate", log := StringIO())
     bar.at(0.1, "within five seconds nothing is said")
     bar.at(0.9, "16/17")
     bar.end()

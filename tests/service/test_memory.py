@@ -13,7 +13,7 @@ import pytest
 
 from gateway.core.loop.experience.past import STEP_BYTES, Owner, Question
 from gateway.core.loop.experience.recall import KEY_WEIGHT, STRANGERS_FIRST, trials_near
-from gateway.errors import NotFound, RateLimited, Unavailable
+from gateway.errors import NotFound, RateLimited, Unavailable, UpstreamError
 from gateway.service.loop.experience.memory import ExperienceMemory, Recalled
 from gateway.service.request.outcomes import Outcomes
 from tests.fakes.ratelimits import FakeRateLimits
@@ -304,3 +304,27 @@ async def test_a_request_planned_by_old_experience_or_none_says_so() -> None:
     assert kit.metrics.degradations == ["experience"]
     named = await kit.serve(ask(model="alpha"))
     assert named.record.memory is None  # nothing was planned
+
+
+async def test_a_worker_that_fails_is_known_to_fail_with_the_next_request() -> None:
+    kit = Kit(workers={"alpha": UpstreamError("down", upstream_status=500, retryable=False)})
+    failed = await kit.serve(ask(model="baton/conductor"))
+    assert (failed.record.steps[0].worker, failed.record.steps[0].status) == ("alpha", "failed")
+    assert failed.record.failures == [(1, 0, 1.0)]
+    (held,) = kit.memory._held.values()
+    found = dict(trials_near(ANY, WORKERS, 200, held.past))
+    assert (float(found["alpha"].weight.sum()), float(found["alpha"].success.sum())) == (1, 0)
+    await kit.memory.refresh()
+    assert len(held.past) == 1  # what the log says of it came in its place
+
+
+async def test_calls_that_failed_make_no_worker_look_cheap_or_fast() -> None:
+    world = World()
+    await world.judge(1.0, 3)
+    failed = a_step(0, "alpha", status="failed", cost_nano=0)
+    failed.finished_us = failed.started_us + 1
+    world.store.ingest(rollout_event(a_rollout(steps=[failed], failures=[(1, 0, 1.0)])))
+    await world.near()
+    found = dict(trials_near(ANY, WORKERS, 200, world.memory._held[Owner("org", "acme")].past))["alpha"]
+    assert (set(found.cost_nano.tolist()), set(found.latency_ms.tolist())) == ({400.0}, {100.0})
+    assert (float(found.weight.sum()), float(found.success.sum())) == (4, 3)

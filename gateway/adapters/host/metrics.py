@@ -133,6 +133,10 @@ class PrometheusMetrics:
             ),
             "jobs": self._gauge("jobs", "Jobs by state; ended ones of the last day", "state"),
             "gradings": self._gauge("gradings", "Gradings by state; ended ones of the last day", "state"),
+            "source_agreement": self._gauge(
+                "source_agreement", "Share of replies on which a source agrees with more trusted ones", "source"
+            ),
+            "source_weight": self._gauge("source_weight", "Mean weight of a source's verdicts, 0 to 1", "source"),
             "outcomes": self._gauge("version_outcomes", "Judged requests of the last day, by version", "version"),
             "reward": self._gauge("version_reward_mean", "Mean outcome of those, 0 to 1", "version"),
             "version_requests": self._gauge("version_requests", "Requests of the last day, by version", "version"),

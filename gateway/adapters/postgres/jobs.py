@@ -32,12 +32,14 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin_tables import policy_job_lines as lines
 from gateway.adapters.postgres.admin_tables import policy_jobs as jobs
 from gateway.adapters.postgres.database import driver_url, transaction
+from gateway.adapters.postgres.evidence.sources import is_heard
 from gateway.adapters.postgres.inserts import insert_outcome
 from gateway.adapters.postgres.rows import clean
 from gateway.adapters.postgres.tables import gradings, outcomes, rollouts
 from gateway.core.access.audit import Act
 from gateway.core.log.events import uuid7
 from gateway.core.log.outcome import Judgement, Outcome
+from gateway.core.loop.evidence.sources import JUDGE
 from gateway.core.policies.grading import SOURCE
 from gateway.core.policies.jobs import ACTIVE, RESUMABLE, Job, JobSpec, JobState, Stage, with_gate_cap
 from gateway.errors import BadRequest, Conflict, NotFound
@@ -204,6 +206,7 @@ class JobStore:
         async with self._begin() as connection:
             since = await connection.scalar(latest)
             judged = select(literal(1)).where(outcomes.c.value.is_not(None), outcomes.c.step.is_(None))
+            judged = judged.where(is_heard(outcomes.c.source))
             if since is not None:
                 judged = judged.where(outcomes.c.created_at > since)
             some = judged.limit(OUTCOMES_COUNTED_MAX).subquery()
@@ -299,7 +302,8 @@ async def _nudge(app: App, connection: AsyncConnection, job_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A rollout to grade. `reply` is the body of the reply as logged; None if there is none."""
+    """A rollout to grade. `request` and `reply` are the bodies as logged; None if there is no reply. `grader`: a name
+    of core/policies/grading.py, or the source of a sampled judge, whose `reference` is the type of the task."""
 
     rollout_id: str
     key_id: str
@@ -307,7 +311,18 @@ class Waiting:
     reference: str
     attempts: int
     status: str
+    request: Mapping[str, Any]
     reply: Mapping[str, Any] | None
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a judge drew it; else its request named the grader."""
+        return self.grader.startswith(JUDGE)
+
+    @property
+    def source(self) -> str:
+        """The source of the outcome that comes of it."""
+        return self.grader if self.is_sampled else SOURCE
 
 
 class GradingStore:
@@ -328,10 +343,11 @@ class GradingStore:
         async with transaction(self._engine) as connection:
             lent = (await connection.execute(change.returning(*(gradings.c[n] for n in names)))).mappings().all()
             ids = [row["rollout_id"] for row in lent]
-            query = select(rollouts.c.id, rollouts.c.key_id, rollouts.c.status, rollouts.c.reply)
-            rollout_of = {row.id: row for row in await connection.execute(query.where(rollouts.c.id.in_(ids)))}
+            r = rollouts.c
+            query = select(r.id, r.key_id, r.status, r.request, r.reply)
+            rollout_of = {row.id: row for row in await connection.execute(query.where(r.id.in_(ids)))}
         of = [(row, rollout_of[row["rollout_id"]]) for row in lent]
-        return [Waiting(**row, key_id=r.key_id, status=r.status, reply=r.reply) for row, r in of]
+        return [Waiting(**row, key_id=r.key_id, status=r.status, request=r.request, reply=r.reply) for row, r in of]
 
     async def graded(self, waiting: Waiting, value: float, version: str, detail: str) -> bool:
         """Store the grade as an outcome. Return False if the rollout has one already."""
@@ -340,8 +356,8 @@ class GradingStore:
             rollout_id=waiting.rollout_id,
             key_id=waiting.key_id,
             created_at=datetime.now(UTC),
-            judgement=Judgement(kind="number", value=value, source=SOURCE, grader_version=version),
-            idempotency_key=f"{SOURCE}:{waiting.rollout_id}",
+            judgement=Judgement(kind="number", value=value, source=waiting.source, grader_version=version),
+            idempotency_key=f"{waiting.source}:{waiting.rollout_id}",
         )
         done = {"state": "graded", "detail": _short(detail), "outcome_id": outcome.id}
         mine = (gradings.c.rollout_id == waiting.rollout_id) & (gradings.c.state == "waiting")

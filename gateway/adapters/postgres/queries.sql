@@ -90,7 +90,8 @@ WITH latest AS (
     {cosine} + CASE WHEN l.task_type = :task_type THEN :same_type ELSE 0 END AS similarity
   FROM latest AS l
   JOIN LATERAL (SELECT value FROM outcomes AS o WHERE o.rollout_id = l.id AND o.value IS NOT NULL AND o.step IS NULL
-    ORDER BY o.created_at DESC LIMIT 1) AS judged ON judged.value >= :won
+    AND NOT starts_with(o.source, 'signal:') ORDER BY starts_with(o.source, 'judge:'), o.created_at DESC LIMIT 1
+  ) AS judged ON judged.value >= :won
   JOIN LATERAL (SELECT x.embedding, x.embedder FROM experience AS x WHERE x.rollout_id = l.id LIMIT 1) AS e ON true
   JOIN rounds AS p ON p.rollout_id = l.id AND p.round = 1 AND p.plan IS NOT NULL
   WHERE NOT EXISTS (SELECT 1 FROM rounds AS q WHERE q.rollout_id = l.id AND q.round = 2
@@ -111,8 +112,9 @@ FROM (
   SELECT r.org, r.pool_name, r.task_type, p.planner,
     j.value - coalesce(r.cost_nano / 1e9 / CAST(CAST(:right_usd AS jsonb) ->> r.pool_name AS double precision), 0) AS reward
   FROM (
-    SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes WHERE value IS NOT NULL AND step IS NULL
-    ORDER BY rollout_id DESC, created_at DESC LIMIT :recent
+    SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes
+    WHERE value IS NOT NULL AND step IS NULL AND NOT starts_with(source, 'signal:')
+    ORDER BY rollout_id DESC, starts_with(source, 'judge:'), created_at DESC LIMIT :recent
   ) AS j
   JOIN rollouts AS r ON r.id = j.rollout_id AND r.depth = 0 AND r.policy_requested = 'baton' AND r.train
   JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.round = 1 AND p.planner IN ('conductor', 'rule')
@@ -125,14 +127,33 @@ GROUP BY org, pool_name, task_type, planner
 SELECT j.rollout_id, j.value, r.pool, r.fallback, p.planner, p.plan, p.plan_logprobs, p.decision_mask, p.sampling,
   p.decision, CASE WHEN CAST(:task_type AS text) IS NULL THEN r.task_embedding END AS embedding
 FROM (
-  SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes WHERE value IS NOT NULL AND step IS NULL
-  ORDER BY rollout_id DESC, created_at DESC LIMIT :recent
+  SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes
+  WHERE value IS NOT NULL AND step IS NULL AND NOT starts_with(source, 'signal:')
+  ORDER BY rollout_id DESC, starts_with(source, 'judge:'), created_at DESC LIMIT :recent
 ) AS j
 JOIN rollouts AS r ON r.id = j.rollout_id AND r.depth = 0 AND r.pool_name = :pool AND r.id <> CAST(:rollout AS uuid)
   AND r.org = :org AND (CAST(:key AS text) IS NULL OR r.key_id = :key)
   AND (r.task_type = :task_type OR (CAST(:task_type AS text) IS NULL AND r.task_embedder = :embedder))
 JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.plan IS NOT NULL AND p.refusal IS NULL
 ORDER BY j.rollout_id DESC, p.round LIMIT :most
+
+-- name: said_together
+-- What sources said of the latest `recent` judged requests that several of them judged, each source's latest word: by
+-- organisation the sources, the values, and of how many requests. Values are rounded, so that there are few groups.
+WITH latest AS (
+  SELECT DISTINCT rollout_id FROM outcomes WHERE value IS NOT NULL AND step IS NULL ORDER BY rollout_id DESC LIMIT :recent
+), said AS (
+  SELECT DISTINCT ON (o.rollout_id, o.source) o.rollout_id, o.source, round(CAST(o.value AS numeric), 1) AS value
+  FROM latest JOIN outcomes AS o ON o.rollout_id = latest.rollout_id AND o.value IS NOT NULL AND o.step IS NULL
+  ORDER BY o.rollout_id, o.source, o.created_at DESC
+), together AS (
+  SELECT rollout_id, array_agg(source ORDER BY source) AS sources,
+    array_agg(CAST(value AS double precision) ORDER BY source) AS values
+  FROM said GROUP BY rollout_id HAVING count(*) > 1
+)
+SELECT r.org, t.sources, t.values, count(*)
+FROM together AS t JOIN rollouts AS r ON r.id = t.rollout_id
+GROUP BY r.org, t.sources, t.values ORDER BY count(*) DESC LIMIT :most
 
 -- name: parts_of_rollouts
 -- Names of the tables that hold the rollouts of one month each, and of the one that holds the rest.
@@ -180,7 +201,7 @@ WITH recent AS (
   WHERE created_at > :day AND policy_assigned IS NOT NULL AND depth = 0 ORDER BY created_at DESC LIMIT :rollouts_max
 ), judged AS (
   SELECT policy_assigned, (SELECT o.value FROM outcomes AS o WHERE o.rollout_id = recent.id AND o.value IS NOT NULL
-    ORDER BY o.created_at DESC LIMIT 1) AS value
+    AND NOT starts_with(o.source, 'signal:') ORDER BY starts_with(o.source, 'judge:'), o.created_at DESC LIMIT 1) AS value
   FROM recent
 ), open_holds AS (
   SELECT h.amount_nano FROM ledger AS h
@@ -200,6 +221,10 @@ UNION ALL SELECT 'outcomes', policy_assigned, count(value) FROM judged GROUP BY 
 UNION ALL SELECT 'reward', policy_assigned, avg(value) FROM judged WHERE value IS NOT NULL GROUP BY 2
 UNION ALL SELECT 'jobs', state, count(*) FROM policy_jobs
   WHERE state IN ('queued', 'running') OR ended_at > :day GROUP BY 2
+UNION ALL SELECT 'source_agreement', source, sum(right_accepted + wrong_rejected)
+    / sum(right_accepted + right_rejected + wrong_accepted + wrong_rejected) FROM sources
+  WHERE right_accepted + right_rejected + wrong_accepted + wrong_rejected > 0 GROUP BY 2
+UNION ALL SELECT 'source_weight', source, avg(weight_right + weight_wrong) / 2 FROM sources GROUP BY 2
 UNION ALL SELECT 'gradings', state, count(*) FROM gradings
   WHERE state = 'waiting' OR created_at > :day GROUP BY 2
 
@@ -268,12 +293,12 @@ WHERE h.event_id > CAST(:since_id AS uuid) AND h.kind = 'hold' AND NOT EXISTS (
 ORDER BY h.event_id DESC LIMIT :most
 
 -- name: worker_success
--- How well each worker did each kind of task, of its latest judged steps.
-SELECT n.worker, e.task_type, count(*) AS n, avg(e.success) AS success, avg(e.cost_nano) AS cost_nano,
+-- How well each worker did each kind of task, of its latest judged steps, each by what its source weighs.
+SELECT n.worker, e.task_type, count(*) AS n, sum(e.weight * e.success) / sum(e.weight) AS success, avg(e.cost_nano) AS cost_nano,
   avg(e.latency_ms) AS latency_ms
 FROM unnest(CAST(:workers AS text[])) AS n(worker) CROSS JOIN LATERAL (
-  SELECT task_type, success, cost_nano, latency_ms FROM experience
-  WHERE worker = n.worker ORDER BY at DESC LIMIT :recent) AS e
+  SELECT task_type, success, weight, cost_nano, latency_ms FROM experience
+  WHERE worker = n.worker AND weight > 0 ORDER BY at DESC LIMIT :recent) AS e
 GROUP BY 1, 2 ORDER BY 1, 3 DESC
 
 -- name: worker_errors

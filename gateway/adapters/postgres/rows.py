@@ -20,6 +20,7 @@ from gateway.core.log.counterfactual import JudgedPlan, judged_plan, planned_rou
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Judgement, Outcome
 from gateway.core.loop.experience.likeness import HASHED, Embedding, question_text
+from gateway.core.loop.experience.past import FAILURE
 from gateway.core.loop.replies.credit import CREDIT_VERSION
 from gateway.core.openai.responses.conversations import turn_of
 from gateway.core.policies import grading
@@ -61,6 +62,7 @@ class Rows:
     policy_shadows: list[Row] = field(default_factory=list)
     gradings: list[Row] = field(default_factory=list)
     continuations: list[Row] = field(default_factory=list)
+    experience: list[Row] = field(default_factory=list)  # of steps that failed by their worker's own fault
     turns: list[Row] = field(default_factory=list)  # what rollouts add to stored conversations
 
     def extend(self, other: Rows) -> None:
@@ -162,7 +164,33 @@ def _rollout_rows(record: Mapping[str, Any], payload: Mapping[str, Any], embeddi
     to_continue = continuation_rows(rollout, record)
     graded = [to_grade] if to_grade else []
     turns = _turn_rows(rollout)
-    return Rows([rollout], rounds, steps, gradings=graded, continuations=to_continue, turns=turns)
+    failed = failure_rows(rollout, steps, record.get("failures") or ())
+    return Rows(*([rollout], rounds, steps), gradings=graded, continuations=to_continue, experience=failed, turns=turns)
+
+
+def failure_rows(rollout: Row, steps: Sequence[Row], failures: Sequence[Sequence[Any]]) -> list[Row]:
+    """The experience of a rollout's steps that failed by their worker's own fault: (round, step, weight) of each."""
+    weights = {(round_, step): weight for round_, step, weight in failures}
+    about = {name: rollout[name] for name in ("pool_name", "task_type", "org", "key_id")}
+    about |= {"embedding": rollout["task_embedding"], "embedder": rollout["task_embedder"], "source": FAILURE}
+    own = ("rollout_id", "round", "step", "worker", "worker_version", "cost_nano")
+    failed = [step for step in steps if (step["round"], step["step"]) in weights and step["finished_at"]]
+    return [
+        {
+            **{name: step[name] for name in own},
+            **about,
+            "success": 0.0,
+            "latency_ms": _milliseconds(step),
+            "weight": weights[step["round"], step["step"]],
+            "at": step["finished_at"],
+        }
+        for step in failed
+    ]
+
+
+def _milliseconds(step: Row) -> int:
+    took: timedelta = step["finished_at"] - (step["started_at"] or step["finished_at"])
+    return max(0, took // timedelta(milliseconds=1))
 
 
 def _turn_rows(rollout: Row) -> list[Row]:

@@ -262,6 +262,20 @@ experience = Table(
     Index(None, "changed_at"),
 )
 
+sources = Table(
+    "sources",
+    metadata,
+    Column("org", Text, primary_key=True),
+    Column("source", Text, primary_key=True),
+    required("right_accepted", Double),
+    required("right_rejected", Double),
+    required("wrong_accepted", Double),
+    required("wrong_rejected", Double),
+    required("weight_right", REAL),
+    required("weight_wrong", REAL),
+    timestamp("measured_at", nullable=False),
+)
+
 dead_letters = Table(
     "dead_letters",
     metadata,

@@ -59,8 +59,7 @@ RIGHTS = {
     "workers": {"type": "array", "items": TEXT},
     "caps": {"type": "object"},
     "log_mode": {"enum": ["full", "redacted", "metadata"]},
-    "train": {"type": "boolean"},
-    "judges": {"type": "boolean"},
+    **{flag: {"type": "boolean"} for flag in ("train", "judges", "signals")},
     "worth": {"type": ["object", "null"]},
 }
 MESSAGE = _object("role", role={"enum": ["system", "developer", "user", "assistant", "tool"]}, content=TEXT)

@@ -51,7 +51,8 @@ class FiguresApi:
         """Every worker of the pool file with its prices, its calls of the last `window_s` seconds (3600), their errors,
         and its success by kind of task, over its latest 1,000 judged steps. `checks`: how often each checker errs,
         with counts and 95 % intervals, null where there are fewer than 10 cases; `checks_at`: when that was counted,
-        at most every five minutes, null where it was not yet."""
+        at most every five minutes, null where it was not yet. `sources`: by organisation, how far each source of
+        outcomes agrees with more trusted ones (`n` replies), and what its outcomes weigh."""
         await self.operators.act(request)
         window = parameters(request, "window_s").get("window_s", str(WINDOW_S_DEFAULT))
         window_s = number(window, "window_s", WINDOW_S_MIN, WINDOW_S_MAX)
@@ -64,6 +65,6 @@ class FiguresApi:
             of = [name for name, members in file.pools.items() if worker.name in members]
             workers.append({**facts, "pools": of, "recent": recent.get(worker.name, NO_CALLS)})
         checks = await self.checkers.recent()
-        more = {name: report[name] for name in ("errors", "success")}
+        more = {name: report[name] for name in ("errors", "success", "sources")}
         more |= {"checks": [one.as_json() for one in checks.errors], "checks_at": checks.at and checks.at.isoformat()}
         return private({"object": "list", "data": workers, **more})

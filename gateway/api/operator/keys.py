@@ -97,8 +97,8 @@ class KeysApi:
         return JSONResponse({**describe(row), **balances})
 
     async def update(self, request: Request, public_id: str) -> Response:
-        """Change a key's name, role (of an admin key), limits, pools, workers, caps, log mode or training mark; null
-        removes a limit."""
+        """Change a key's name, role (of an admin key), limits, pools, workers, caps, log mode, and whether it trains
+        or takes signals; null removes a limit."""
         act, body = await self.operators.change(request)
         return JSONResponse(describe(await self.keys.update_key(public_id, body, act)))
 

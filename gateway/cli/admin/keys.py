@@ -39,6 +39,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--train", dest="train", action="store_true", default=ABSENT, help="training exports may hold its traffic"
     )
     update.add_argument("--judges", dest="judges", action="store_true", default=ABSENT, help="its outcomes are taken")
+    update.add_argument(
+        "--signals", dest="signals", action="store_true", default=ABSENT, help="the judge and signals judge its traffic"
+    )
     rotate = actions.add_parser("rotate", help="give a key a new secret, shown this once")
     rotate.add_argument(
         "--grace-s", type=int, default=GRACE_S, metavar="N", help="seconds for which the old secret works (a day)"
@@ -80,6 +83,9 @@ def _add_rights(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--no-judges", dest="judges", action="store_false", default=ABSENT, help="its outcomes are refused"
+    )
+    parser.add_argument(
+        "--no-signals", dest="signals", action="store_false", default=ABSENT, help="only posted outcomes judge it"
     )
 
 

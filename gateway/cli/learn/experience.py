@@ -1,4 +1,4 @@
-"""`baton experience`: credit what workers did once more, and how far judges agree with people."""
+"""`baton experience`: credit what workers did once more, and how far judges and other sources are believed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from gateway.cli.admin.show import show, table
 
 COLUMNS = ("judge", "n", "agreement", "kappa", "false_accepts", "false_rejects")
+SOURCES = ("org", "source", "n", "agreement", "sensitivity", "specificity", "weight_right", "weight_wrong")
 STEP = 1_000  # outcomes between two lines of progress
 
 
@@ -20,7 +21,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     again = actions.add_parser("recredit", help="count outcomes again that were counted under earlier rules")
     again.add_argument("--dry-run", action="store_true", help="only say how many there are")
     judges = actions.add_parser("judges", help="how far judges and graders agree with what people posted as outcomes")
-    for action in (again, judges):
+    sources = actions.add_parser("sources", help="how far each source of outcomes is believed, and what it weighs")
+    for action in (again, judges, sources):
         action.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
@@ -35,6 +37,9 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "judges":
         show(options, asyncio.run(_judges(url)), partial(table, COLUMNS))
         return 0
+    if options.action == "sources":
+        show(options, asyncio.run(_sources(url)), partial(table, SOURCES))
+        return 0
     report = asyncio.run(_recredit(url, dry=options.dry_run))
     show(options, report, lambda report: f"outcomes counted again: {report['counted']}; left: {report['left']}")
     return 0
@@ -46,6 +51,17 @@ async def _judges(database_url: str) -> list[dict[str, Any]]:
 
     async with connected(database_url, pool_size=1) as engine:
         return [one.as_json() for one in await judge_calibrations(engine)]
+
+
+async def _sources(database_url: str) -> list[dict[str, Any]]:
+    """Measure the sources and return them."""
+    from gateway.adapters.postgres.database import connected
+    from gateway.adapters.postgres.evidence.sources import PostgresSources, known_sources
+
+    async with connected(database_url, pool_size=1) as engine:
+        await PostgresSources(engine).sweep(1)
+        async with engine.begin() as connection:
+            return await known_sources(connection)
 
 
 async def _recredit(database_url: str, *, dry: bool) -> dict[str, int]:

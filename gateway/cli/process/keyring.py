@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gateway.adapters.host import poolfile
 from gateway.adapters.host.anchors import ANCHORS, AnchorFile
@@ -97,18 +97,20 @@ async def first_keys(services: Services, data: DataDir, mode: WantedKeys = "alwa
     return FirstKeys(data_key, admin_key, new=True)
 
 
-async def judge_key(services: Services, data: DataDir, model: str, budget_usd: str) -> None:
-    """Make sure that the data directory holds a key for the judge: for that worker alone, under that budget. Raises
-    ConfigError where no pool has the worker."""
+async def judge_key(services: Services, data: DataDir, model: str, usd_a_day: str) -> None:
+    """Make sure that the data directory holds a key for the judge: for that worker alone, under that budget a day.
+    Another budget is the same key's, so that no day has two. Raises ConfigError if no pool has the worker."""
     stored = data.read(JUDGE) or {}
-    terms = {"model": model, "budget_usd": budget_usd}
-    pool = pool_with(poolfile.load(services.pool_file, config.environment()), "BATON_JUDGE_MODEL", model)
+    pools = poolfile.load(services.pool_file, config.environment())
+    first, key = pool_with(pools, "BATON_JUDGE", model), stored.get("judge_key")
+    rights: dict[str, Any] = {"pools": (first,), "workers": (model,), "train": False}
     async with key_admin(services) as (admin, store):
-        same = {name: stored.get(name) for name in terms} == terms
-        if same and await _works(store, stored.get("judge_key"), services.pepper):
-            return
-        _, key = await admin.create_key("judge", budget_usd=budget_usd, pools=(pool,), workers=(model,), train=False)
-    data.write(JUDGE, {**terms, "judge_key": key})
+        if await _works(store, key, services.pepper):
+            limits = {"budget_usd": None, "budget_day_usd": usd_a_day}
+            await admin.update_key(keys.parse(str(key)).public_id, {**limits, **rights})
+        else:
+            _, key = await admin.create_key("judge", budget_day_usd=usd_a_day, **rights)
+    data.write(JUDGE, {"judge_key": key, "pools": [name for name, of in pools.pools.items() if model in of]})
 
 
 async def _works(store: PostgresAdmin, key: str | None, pepper: bytes) -> bool:

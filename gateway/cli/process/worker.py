@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gateway.adapters.host import yamlfile
 from gateway.adapters.host.supervisor import Server
 from gateway.cli.process.datadir import FACTS, JUDGE, DataDir
 from gateway.cli.process.services import conductor_offered, database_of, require_policy
@@ -60,13 +61,32 @@ def worker_settings(settings: Settings, data: DataDir, database_url: str) -> dic
         "retrain_auto": settings.retrain_auto,
         "gate_usd_max": settings.gate_usd_max,
         "facts": str(data.path / FACTS),
-        "judge_model": settings.judge_model,
-        "judge_key_file": str(data.path / JUDGE),
+        "judge": _judge(settings, data),
         "stop_s": STOP_S,
         "jobs_url": settings.jobs_url,
         "policies_url": settings.policies_url,
         "policies_stored_bytes_max": settings.policies_stored_bytes_max,
     }
+
+
+def _judge(settings: Settings, data: DataDir) -> dict[str, Any] | None:
+    """The fields of `policy.jobs.judging.JudgeSettings`; None where nobody judges. Raises ConfigError for rubrics that
+    cannot be used."""
+    if settings.judge_worker is None:
+        return None
+    places = {"facts": str(data.path / FACTS), "key_file": str(data.path / JUDGE)}
+    rubrics = {} if settings.judge_rubrics is None else _rubrics(settings.judge_rubrics)
+    return {"worker": settings.judge_worker, "share": settings.judge_share, "rubrics": rubrics, **places}
+
+
+def _rubrics(path: Path) -> dict[str, str]:
+    document = yamlfile.read(path)
+    if not isinstance(document.data, dict):
+        raise document.error((), "write one line for each task type: `invoices: what a good reply has`")
+    for kind, text in document.data.items():
+        if not isinstance(kind, str) or not isinstance(text, str) or not text.strip():
+            raise document.error((kind,), "a rubric is a text under the type of its tasks")
+    return document.data
 
 
 class EmbeddedWorker(Server):

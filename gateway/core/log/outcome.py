@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, get_args
@@ -20,13 +21,21 @@ TARGET_CHARS_MAX = 128
 STEP_MAX = 32_767
 IDEMPOTENCY_CHARS_MAX = 255
 TEXT_CHARS_MAX = {"label": 128, "comment": 20_000, "demonstration": 20_000, "source": 128, "grader_version": 128}
+LABEL = "label"  # the source of a label that counts, where its client names none
+RESERVED = ("judge:", "signal:", "failure")  # beginnings of sources that are Baton's own
+LABELS: Mapping[str, float] = {
+    **dict.fromkeys(("good", "up", "thumbs_up", "accepted", "like", "liked", "\N{THUMBS UP SIGN}"), 1.0),
+    "edited": 0.5,
+    **dict.fromkeys(("bad", "down", "thumbs_down", "rejected", "dislike", "disliked", "\N{THUMBS DOWN SIGN}"), 0.0),
+}
+_SHADES = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")  # of a sign's skin, and that it is shown as a picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """What somebody says of a rollout, or of its step number `step`. `value` in [0, 1] belongs to the kinds number and
-    boolean (1.0 is true); each other kind has the text of its own name instead. Raises BadRequest naming the field that
-    does not fit the kind."""
+    boolean (1.0 is true); each other kind has the text of its own name instead. A label that counts is a number with
+    the label beside it. Raises BadRequest naming the field that does not fit the kind."""
 
     kind: Kind
     value: float | None = None
@@ -61,15 +70,31 @@ class Outcome:
     idempotency_key: str | None = None
 
 
-def requested(body: object) -> tuple[str, Judgement]:
-    """(rollout id or completion id, judgement) of a request's body. Raises BadRequest naming the field."""
+def parse_labels(text: str) -> dict[str, float]:
+    """LABELS and the pairs `label=value`, comma-separated, on top of them. Raises ValueError naming the pair."""
+    labels = dict(LABELS)
+    for pair in filter(None, map(str.strip, text.split(","))):
+        label, _, number = pair.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not label.strip() or not 0 <= value <= 1:
+            raise ValueError(f"`{pair}` is not label=value with a value from 0 to 1")
+        labels[_plain(label)] = value
+    return labels
+
+
+def requested(body: object, labels: Mapping[str, float] = LABELS) -> tuple[str, Judgement]:
+    """(rollout id or completion id, judgement) of a request's body. `labels`: what labels count as. Raises BadRequest
+    naming the field."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_type")
     check_names(body, FIELDS)
     target = body.get("rollout_id") or body.get("completion_id")
     if not isinstance(target, str) or not target or len(target) > TARGET_CHARS_MAX:
         raise BadRequest("give `rollout_id` or `completion_id`, as the reply carried it", param="rollout_id")
-    return target, _judgement(body)
+    return target, _judgement(body, labels)
 
 
 def check_idempotency_key(key: str | None) -> str | None:
@@ -80,7 +105,23 @@ def check_idempotency_key(key: str | None) -> str | None:
     return key
 
 
-def _judgement(body: Mapping[str, Any]) -> Judgement:
+def counting(judgement: Judgement, labels: Iterable[str] = LABELS) -> dict[str, Any]:
+    """Whether an outcome is evidence, as fields of the reply: `counts`, and `value` or the sentence `note`."""
+    if judgement.value is not None:
+        return {"counts": True, "value": judgement.value}
+    if judgement.kind == "label":
+        known = ", ".join(f"`{label}`" for label in labels)
+        note = f"`{judgement.label}` has no value, so it is stored and is no evidence; send `value`, or one of {known}"
+    else:
+        note = f"a {judgement.kind} is stored and is no evidence by itself; send `value` or a label in another outcome"
+    return {"counts": False, "note": note}
+
+
+def _plain(label: str) -> str:
+    return _SHADES.sub("", label.strip()).casefold()
+
+
+def _judgement(body: Mapping[str, Any], labels: Mapping[str, float]) -> Judgement:
     fields = [name for name in ("value", *TEXTS) if body.get(name) is not None]
     if len(fields) != 1:
         names = ", ".join(f"`{name}`" for name in ("value", *TEXTS))
@@ -96,6 +137,11 @@ def _judgement(body: Mapping[str, Any]) -> Judgement:
             "`step` must be the number of a step, as the rollout shows it", param="step", code="invalid_type"
         )
     texts = {name: body[name] for name in (*TEXT_CHARS_MAX, "metadata", "step") if body.get(name) is not None}
+    if str(body.get("source")).startswith(RESERVED):
+        rule = f"sources that begin with {' or '.join(RESERVED)} are the gateway's own; name another"
+        raise BadRequest(rule, param="source", code="reserved_source")
+    if fields == ["label"] and (worth := labels.get(_plain(body["label"]))) is not None:
+        return Judgement(kind="number", value=worth, **{"source": LABEL, **texts})
     if fields != ["value"]:
         kind: Any = fields[0]
         return Judgement(kind=kind, **texts)

@@ -142,6 +142,8 @@ class RolloutRecord:
         default_factory=dict
     )  # by which its next turn is known (core/loop/turns/marks.py) -> seconds
     facts: dict[str, Any] | None = None  # what its next turn is judged by (core/loop/turns/replanning.py)
+    # steps that failed by their worker's own fault: round, step, weight of the evidence
+    failures: list[tuple[int, int, float]] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
 

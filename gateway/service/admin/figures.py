@@ -29,6 +29,8 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     "jobs": ("queued", "running", "done", "refused", "failed", "cancelled"),
     "gradings": ("waiting", "graded", "ungraded"),
     "outcomes": (),
+    "source_agreement": (),
+    "source_weight": (),
     "reward": (),
     "version_requests": (),
 }

@@ -305,8 +305,8 @@ class Reports(Protocol):
         ...
 
     async def workers(self, until: datetime, window_s: int, names: Sequence[str]) -> Mapping[str, Any]:
-        """{calls, errors, success}: by worker, of the `window_s` seconds to `until`; success by kind of task, from 0 to
-        1, of the named workers' latest judged steps."""
+        """{calls, errors, success, sources}: by worker, of the `window_s` seconds to `until`; success by kind of task,
+        from 0 to 1, of the named workers' latest judged steps; how far each source of outcomes is believed."""
         ...
 
     async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:

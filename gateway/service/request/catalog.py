@@ -223,7 +223,8 @@ class Catalog:
         if spec is None or (spec.kind in ("self", *TOOL_KINDS) and (model == name or endpoint != "chat")):
             addition = "" if endpoint == "chat" else f", or it does no {endpoint}"
             raise NotFound(
-                f"The model `{model[:128]}` does not exist or you do not have access to it{addition}.",
+                f"The model `{model[:128]}` does not exist or you do not have access to it{addition}; "
+                "GET /v1/models lists what this key may use.",
                 param="model",
                 code="model_not_found",
             )

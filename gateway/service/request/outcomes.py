@@ -9,7 +9,15 @@ from typing import Any
 
 from gateway.core.access.keys import Principal
 from gateway.core.log.events import random_hex, uuid7
-from gateway.core.log.outcome import TEXT_CHARS_MAX, Judgement, Outcome, check_idempotency_key, requested
+from gateway.core.log.outcome import (
+    LABELS,
+    TEXT_CHARS_MAX,
+    Judgement,
+    Outcome,
+    check_idempotency_key,
+    counting,
+    requested,
+)
 from gateway.core.log.redact import Redactor
 from gateway.errors import BadRequest, BatonError, Forbidden, NotFound, RateLimited
 from gateway.service.loop.experience.memory import ExperienceMemory
@@ -19,7 +27,7 @@ NOT_KEPT = "[not kept]"
 
 
 class Outcomes:
-    """Stores outcomes and reads rollouts, for the key that owns them."""
+    """Stores outcomes and reads rollouts, for the key that owns them. `labels`: what labels count as."""
 
     def __init__(
         self,
@@ -27,6 +35,7 @@ class Outcomes:
         journal: Journal,
         clock: Clock,
         redactor: Redactor | None = None,
+        labels: Mapping[str, float] = LABELS,
         *,
         memory: ExperienceMemory | None = None,
         limits: RateLimits | None = None,
@@ -34,6 +43,7 @@ class Outcomes:
     ) -> None:
         """`memory`: of the process, which knows an outcome before its reply leaves. `per_minute`: the outcomes that a
         key may post."""
+        self._labels = labels
         self._redactor = redactor or Redactor()
         self._store = store
         self._journal = journal
@@ -43,9 +53,9 @@ class Outcomes:
     async def add(self, principal: Principal, body: object, idempotency_key: str | None) -> dict[str, Any]:
         """Attach one outcome to a rollout. Raises BadRequest, which names the field, NotFound for a rollout that this
         key does not own, Forbidden for a key that may not judge, and RateLimited. A judgement of a step names a step
-        that ended."""
+        that ended. The reply says whether it counts."""
         await self._admit(principal)
-        target, judgement = requested(body)
+        target, judgement = requested(body, self._labels)
         key = check_idempotency_key(idempotency_key)
         rollout = await self._rollout(target, principal)
         _check_step(rollout, judgement.step)
@@ -62,7 +72,8 @@ class Outcomes:
         if new and self._memory is not None and judgement.value is not None:
             with suppress(BatonError):  # it is stored, and the memory reads it within a second
                 await self._memory.refresh()
-        return {"id": outcome_id, "object": "baton.outcome", "rollout_id": outcome.rollout_id, "created": new}
+        made = {"id": outcome_id, "object": "baton.outcome", "rollout_id": outcome.rollout_id, "created": new}
+        return made | counting(judgement, self._labels)
 
     async def _admit(self, principal: Principal) -> None:
         """Count an outcome against what its key may post. Raises Forbidden, RateLimited."""

@@ -63,7 +63,8 @@ class Screen:
 async def ask_all(
     served: Gateway, asked: Sequence[Sum], tally: RoutingTally, screen: Screen, options: argparse.Namespace
 ) -> None:
-    """Ask every question, `clients` at a time and evenly over the given seconds, and send an outcome for each reply."""
+    """Ask the questions evenly over the given seconds, at most `clients` at a time and no more than can be asked then.
+    Send an outcome for each reply."""
     began_s, slots = time.monotonic(), asyncio.Semaphore(options.clients)
     headers = {"authorization": f"Bearer {served.data_key}"}
     async with httpx.AsyncClient(base_url=served.base_url, headers=headers, timeout=REQUEST_S) as client:
@@ -81,6 +82,8 @@ async def ask_all(
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
                 async with slots:  # no more wait than are asked
                     group.create_task(one(question))
+                if time.monotonic() > began_s + options.seconds:
+                    break
 
 
 async def ask(client: httpx.AsyncClient, question: Sum) -> RoutedAnswer | None:
@@ -106,9 +109,9 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    arguments.add_argument("--requests", type=int, default=300)
+    arguments.add_argument("--requests", type=int, default=300, help="at most; default 300")
     arguments.add_argument("--seconds", type=float, default=45.0, help="over which they are spread; default 45")
-    arguments.add_argument("--clients", type=int, default=1, help="requests in flight at most; default 1")
+    arguments.add_argument("--clients", type=int, default=8, help="requests in flight at most; default 8")
     arguments.add_argument("--cheap-s", type=float, default=0.0, help="seconds that the cheap worker takes")
     arguments.add_argument("--dear-s", type=float, default=0.0, help="seconds that the dear worker takes")
     arguments.add_argument("--cheap-never-right", action="store_true", help="the cheap worker is wrong on both kinds")

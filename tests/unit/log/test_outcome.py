@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.log.outcome import Judgement, check_idempotency_key, requested
+from gateway.core.log.outcome import LABELS, Judgement, check_idempotency_key, counting, parse_labels, requested
 from gateway.errors import BadRequest
 
 BODY = {"rollout_id": "r1", "value": 1}
@@ -33,6 +33,50 @@ def test_a_body_states_one_judgement(body: dict[str, Any], kind: str, value: flo
 def test_source_grader_version_and_metadata_are_read() -> None:
     _, judgement = requested({**BODY, "source": "person", "grader_version": "g2", "metadata": {"page": "7"}})
     assert (judgement.source, judgement.grader_version, judgement.metadata) == ("person", "g2", {"page": "7"})
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [("good", 1.0), (" Thumbs_Up", 1.0), ("👍", 1.0), ("👍🏽", 1.0), ("👎\ufe0f", 0.0), ("edited", 0.5), ("DOWN", 0.0)],
+)
+def test_a_common_label_counts_as_its_value(label: str, value: float) -> None:
+    _, judgement = requested({"rollout_id": "r1", "label": label})
+    assert (judgement.kind, judgement.value, judgement.label) == ("number", value, label)
+    assert judgement.source == "label"
+    assert counting(judgement) == {"counts": True, "value": value}
+
+
+def test_a_label_of_a_person_is_that_persons() -> None:
+    assert requested({"rollout_id": "r1", "label": "good", "source": "person"})[1].source == "person"
+
+
+def test_an_unknown_label_or_a_comment_says_that_it_does_not_count() -> None:
+    unknown = counting(requested({"rollout_id": "r1", "label": "polite"})[1])
+    assert unknown["counts"] is False
+    assert "`polite` has no value" in unknown["note"]
+    assert "`good`" in unknown["note"]
+    comment = counting(requested({"rollout_id": "r1", "comment": "too long"})[1])
+    assert comment == {"counts": False, "note": comment["note"]}
+
+
+def test_labels_of_the_settings_come_on_top_of_the_standard_ones() -> None:
+    labels = parse_labels("Escalated=0, polite = 0.75 ,good=0.9")
+    assert labels == {**LABELS, "escalated": 0.0, "polite": 0.75, "good": 0.9}
+    assert requested({"rollout_id": "r1", "label": "ESCALATED"}, labels)[1].value == 0.0
+    assert parse_labels("") == LABELS
+
+
+@pytest.mark.parametrize("text", ["good", "good=2", "=1", "good=nan", "good=x"])
+def test_labels_of_the_settings_that_cannot_be_read_are_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match=f"`{text}` is not label=value"):
+        parse_labels(text)
+
+
+@pytest.mark.parametrize("source", ["judge:wise", "signal:repeat"])
+def test_no_client_speaks_in_the_name_of_a_source_of_the_gateway(source: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        requested({**BODY, "source": source})
+    assert (refused.value.param, refused.value.code) == ("source", "reserved_source")
 
 
 def test_a_step_is_named_by_its_number() -> None:

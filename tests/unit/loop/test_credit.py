@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.loop.evidence.sources import Weights
 from gateway.core.loop.replies.credit import Evidence, FinishedStep, JudgedLoop, credited, credited_tree, credits
 from gateway.core.loop.replies.kinds import read_text
 
@@ -111,6 +112,27 @@ def test_of_equal_evidence_the_latest_counts_and_a_verifier_last() -> None:
     assert values(CHAIN, Evidence(0.0, 1), Evidence(1.0, 2)) == {0: 1.0, 1: 1.0}
     assert values(CHAIN, Evidence(0.0, 1, "person"), Evidence(1.0, 2, "verifier")) == {0: 0.0, 1: 0.0}
     assert values(CHAIN, Evidence(0.0, 5, distance=1), Evidence(1.0, 2)) == {0: 1.0, 1: 1.0}
+
+
+def test_a_person_counts_before_a_client_a_judge_and_a_signal_whatever_came_last() -> None:
+    said = [
+        Evidence(1.0, 1, "person"),
+        Evidence(0.0, 2, "client"),
+        Evidence(0.0, 3, "judge:wise", weights=Weights(0.9, 0.9)),
+        Evidence(0.0, 4, "signal:repeat", weights=Weights(0.9, 0.9)),
+    ]
+    for count in range(len(said)):
+        best = credited(CHAIN, said[count:])[1]
+        assert (best.source, best.value) == (said[count].source, said[count].value)
+
+
+def test_a_judge_that_weighs_nothing_silences_no_signal_and_no_client() -> None:
+    worthless = Evidence(1.0, 9, "judge:yes", weights=Weights(0.01, 0.0))
+    assert (
+        credited(CHAIN, [worthless, Evidence(0.0, 1, "signal:edit", weights=Weights(0.1, 0.3))])[1].source
+        == "signal:edit"
+    )
+    assert credited(CHAIN, [worthless, Evidence(0.0, 1, "client", weights=Weights(0.0, 0.0))])[1].source == "client"
 
 
 ESSAY_STEPS = [tried(index, text) for index, text in enumerate(ESSAYS)]

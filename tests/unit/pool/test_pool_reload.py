@@ -54,7 +54,7 @@ def source(
     summarizer: str | None = None,
     planner: str | None = None,
 ) -> PoolFileSource:
-    return PoolFileSource(path, dict, default, {"BATON_JUDGE_MODEL": judge, "BATON_SUMMARIZER": summarizer}, planner)
+    return PoolFileSource(path, dict, default, {"BATON_JUDGE": judge, "BATON_SUMMARIZER": summarizer}, planner)
 
 
 # ---------------------------------------------------------------- the file
@@ -74,7 +74,7 @@ def test_secrets_are_looked_up_anew_each_time_and_are_not_shown(path: Path, key:
     ("given", "said"),
     [
         ({"default": "main2"}, "BATON_DEFAULT_POOL_NAME=main2: no such pool; there are main, other"),
-        ({"judge": "two"}, "BATON_JUDGE_MODEL=two: no pool has such a worker"),
+        ({"judge": "two"}, "BATON_JUDGE=two: no pool has such a worker"),
         ({"summarizer": "two"}, "BATON_SUMMARIZER=two: no pool has such a worker"),
         ({"planner": "two"}, "BATON_CONDUCTOR=worker:two: no such model; known: one"),
         ({"planner": "onee"}, "BATON_CONDUCTOR=worker:onee: no such model; did you mean `one`?"),

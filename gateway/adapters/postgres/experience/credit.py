@@ -37,12 +37,14 @@ from sqlalchemy.dialects import postgresql as pg
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres.database import transaction
+from gateway.adapters.postgres.evidence.sources import is_heard, what_counts_first
 from gateway.adapters.postgres.rows import question_vector
-from gateway.adapters.postgres.tables import MODEL_KINDS, experience, outcomes, rollouts, steps
+from gateway.adapters.postgres.tables import MODEL_KINDS, experience, outcomes, rollouts, sources, steps
+from gateway.core.loop.evidence.sources import Weights, prior_weights
 from gateway.core.loop.experience.likeness import Embedding
+from gateway.core.loop.experience.past import FAILURE
 from gateway.core.loop.replies.credit import (
     CREDIT_VERSION,
-    VERIFIER,
     Evidence,
     FinishedStep,
     JudgedLoop,
@@ -56,8 +58,6 @@ from gateway.core.pool.drift import Judged
 BATCH = 100  # rows a transaction
 TIMEOUT_S = 60.0
 LOOPS_MAX = 256  # of one request
-JUDGE = "judge:"  # how the source of a judgement by a model begins
-PROGRAM_RELIABILITY = 0.5
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -109,16 +109,21 @@ def _wanted(format_: Any, tags: Any) -> ReplyKind | None:
 
 
 def judgements_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, Sequence[Evidence]]:
-    o = outcomes.c
-    query = select(o.rollout_id, o.value, o.created_at, o.source, o.step).where(o.rollout_id.in_(ids))
+    o, known = outcomes.c, sources.c
+    weights = (known.weight_right, known.weight_wrong)
+    query = select(o.rollout_id, o.value, o.created_at, o.source, o.step, *weights).where(o.rollout_id.in_(ids))
+    query = query.join(rollouts, rollouts.c.id == o.rollout_id)
+    query = query.outerjoin(sources, and_(known.org == rollouts.c.org, known.source == o.source))
     evidence_of: dict[str, list[Evidence]] = defaultdict(list)
-    for of, value, at, source, step in connection.execute(query.where(o.value.is_not(None))):
-        evidence_of[str(of)].append(Evidence(value, (at - _EPOCH) // _MICROSECOND, source, step))
+    for of, value, at, source, step, right, wrong in connection.execute(query.where(o.value.is_not(None))):
+        learnt = prior_weights(source) if right is None else Weights(right, wrong)
+        each = Evidence(value, (at - _EPOCH) // _MICROSECOND, source, step, weights=learnt)
+        evidence_of[str(of)].append(each)
     return evidence_of
 
 
 def _store(connection: Connection, rollout_id: str, credit_of: Mapping[int, Evidence]) -> None:
-    old = delete(experience).where(experience.c.rollout_id == rollout_id)
+    old = delete(experience).where(experience.c.rollout_id == rollout_id, experience.c.source != FAILURE)
     connection.execute(old.where(experience.c.step.not_in(list(credit_of))))
     new = [
         {
@@ -127,17 +132,12 @@ def _store(connection: Connection, rollout_id: str, credit_of: Mapping[int, Evid
             "credit": each.value,
             "judged_at": _EPOCH + each.at * _MICROSECOND,
             "judged_by": each.source,
-            "reliable": reliability(each.source),
+            "reliable": each.weight,
         }
         for index, each in sorted(credit_of.items())
     ]
     if new:
         connection.execute(_CREDIT, new)
-
-
-def reliability(source: str) -> float:
-    """The weight of a judgement by its source, in (0, 1]: a program's says less than a person's."""
-    return PROGRAM_RELIABILITY if source == VERIFIER or source.startswith(JUDGE) else 1.0
 
 
 def _credit_statement() -> Any:
@@ -192,7 +192,8 @@ class PostgresJudgements:
         )
         e = experience.c
         each = select(e.worker, e.worker_version, e.task_type, e.success, e.at, e.org)
-        each = each.where(e.worker == given.c.name, e.at > given.c.after).order_by(e.at).limit(limit)
+        each = each.where(e.worker == given.c.name, e.at > given.c.after, is_heard(e.source), e.source != FAILURE)
+        each = each.order_by(e.at).limit(limit)
         lateral = each.lateral()
         async with transaction(self._engine) as connection:
             rows = await connection.execute(select(lateral).join_from(given, lateral, true()).order_by(lateral.c.at))
@@ -328,7 +329,8 @@ def version_figures(version: str, since: datetime, until: datetime | None, lates
     last = (
         select(outcomes.c.value)
         .where(outcomes.c.rollout_id == seen.c.id, outcomes.c.value.is_not(None), outcomes.c.step.is_(None))
-        .order_by(outcomes.c.created_at.desc())
+        .where(is_heard(outcomes.c.source))
+        .order_by(*what_counts_first(outcomes.c))
         .limit(1)
         .scalar_subquery()
     )

@@ -12,12 +12,14 @@ from sqlalchemy import Connection, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres.database import transaction
+from gateway.adapters.postgres.evidence.sources import is_posted
 from gateway.adapters.postgres.experience.credit import BATCH, TIMEOUT_S, finished_steps, judgements_of
 from gateway.adapters.postgres.tables import outcomes, steps
-from gateway.core.loop.replies.credit import PERSON, RIGHT_MIN, VERIFIER, JudgedLoop, credited
+from gateway.core.loop.evidence.calibration import Calibration, calibrated
+from gateway.core.loop.evidence.sources import PERSON, VERIFIER, is_explicit
+from gateway.core.loop.replies.credit import RIGHT_MIN, JudgedLoop, credited
 from gateway.core.loop.replies.errors import VERIFY, CheckerErrors, checker_errors
 from gateway.core.loop.replies.judging import read_judgement
-from gateway.core.policies.calibration import Calibration, calibrated
 from gateway.core.policies.grading import SOURCE
 
 JUDGED_MAX = 20_000  # requests with a person's judgement, or with any, that are looked at, the latest ones
@@ -111,7 +113,7 @@ class PostgresChecks:
 
 async def _errors(connection: AsyncConnection) -> list[CheckerErrors]:
     o, s = outcomes.c, steps.c
-    judged = select(o.rollout_id).where(o.source != VERIFIER, o.value.is_not(None)).distinct()
+    judged = select(o.rollout_id).where(is_posted(o.source), o.source != VERIFIER, o.value.is_not(None)).distinct()
     latest = judged.order_by(o.rollout_id.desc()).limit(JUDGED_MAX).subquery()
     checked = select(s.rollout_id).join(latest, latest.c.rollout_id == s.rollout_id).distinct()
     checked = checked.where(s.attempts.contains([{"verdict": {}}])).order_by(s.rollout_id.desc()).limit(CHECKED_MAX)
@@ -139,7 +141,7 @@ def _judged_verdicts(connection: Connection, ids: Sequence[str]) -> list[tuple[s
             for step in tried[each]
             if step.index not in verify
         ]
-        loop = JudgedLoop(own, [one for one in judged[each] if one.source != VERIFIER])
+        loop = JudgedLoop(own, [one for one in judged[each] if is_explicit(one.source) and one.source != VERIFIER])
         right = {step: one.value > RIGHT_MIN for step, one in credited(loop.steps, loop.judged, loop.verdicts).items()}
         pairs += [
             (one.checker, one.by, one.accept, right[one.of])

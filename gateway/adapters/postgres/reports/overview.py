@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin_tables import keys
 from gateway.adapters.postgres.database import query, transaction
+from gateway.adapters.postgres.evidence.sources import known_sources
 from gateway.adapters.postgres.reports import books, search
 from gateway.adapters.postgres.store import PostgresStore, by_name
 from gateway.adapters.postgres.tables import rollouts, steps
@@ -113,13 +114,14 @@ class PostgresReports:
             return await books.open_holds(connection, now)
 
     async def workers(self, until: datetime, window_s: int, names: Sequence[str]) -> Mapping[str, Any]:
-        """Calls and errors of the window by worker, and the success of the named workers by kind of task."""
+        """Calls and errors of the window by worker, success of the named workers by kind of task, and sources."""
         since = until - timedelta(seconds=window_s)
         async with self._reading() as connection:
             return {
                 "calls": await _all(connection, self._by_worker(since, until)),
                 "errors": await books.errors(connection, since, self._rollouts_max),
                 "success": await books.success(connection, names),
+                "sources": await known_sources(connection),
             }
 
     async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:

@@ -33,6 +33,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin_tables import keys
+from gateway.adapters.postgres.evidence.sources import is_heard
 from gateway.adapters.postgres.reports.books import id_of
 from gateway.adapters.postgres.tables import outcomes, rollouts, steps
 from gateway.errors import BadRequest
@@ -136,6 +137,7 @@ def _judged(query: RolloutsQuery, rollout_id: ColumnElement[Any]) -> Iterator[Co
     """The conditions on judgements of the whole request, on a scale from 0 to 1."""
     value = outcomes.c.value
     of = and_(outcomes.c.rollout_id == rollout_id, outcomes.c.step.is_(None), value.is_not(None))
+    of = and_(of, is_heard(outcomes.c.source))
     if query.judged is not None:
         yield exists().where(of) if query.judged else ~exists().where(of)
     if query.outcome_min is not None:

@@ -63,6 +63,16 @@ const CHECKS = [
   ["Right replies it rejected", "n", (row) => errs(row.false_rejects)],
   ["Accepted replies that were wrong", "n", (row) => errs(row.accepted_wrong)],
 ];
+const SOURCES = [
+  ["Source", "", (row) => row.source],
+  ["Organisation", "", (row) => row.org],
+  ["Compared", "n", (row) => count(row.n)],
+  ["Agrees", "n", (row) => rate(row.agreement)],
+  ["Accepts right replies", "n", (row) => rate(row.sensitivity)],
+  ["Rejects wrong ones", "n", (row) => rate(row.specificity)],
+  ["Its “right” weighs", "n", (row) => rate(row.weight_right)],
+  ["Its “wrong” weighs", "n", (row) => rate(row.weight_wrong)],
+];
 
 const IDENTITIES = [
   ["Worker", "", (row) => row.worker],
@@ -141,6 +151,7 @@ export async function workers(api, query) {
       : h("p", { class: "note" }, "No step was judged yet."),
     list.checks.length ? table("How often checkers err, by outcomes", CHECKS, list.checks) : null,
     list.checks.length ? h("p", { class: "note" }, "Counted at ", clock(list.checks_at), ".") : null,
+    list.sources.length ? table("Who says what is right, and what it weighs", SOURCES, list.sources) : null,
     drift.identities.length ? table("Who the workers say they are", IDENTITIES, drift.identities) : null,
   ];
   return { title: "Workers", content };

@@ -6,7 +6,7 @@ shares the judgement. If it gave another one, it was wrong where the answer was 
 nothing is known about it. Where nothing says whether two replies agree, the step gets no credit.
 
 A judgement of a step itself counts for more than one of the rollout, and for whatever went into that step alone. Of
-equally direct judgements a person's counts for most and a verifier's for least, and then the latest. A step on `self`
+equally direct judgements the most trusted source's counts (evidence/sources.py), and then the latest. A step on `self`
 passes its credit on to the child loop, as the judgement of that loop's answer.
 """
 
@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.core.loop.evidence.sources import WEIGHT_MIN, Weights, is_explicit, trust_of
 from gateway.core.loop.replies.agreement import NO_VERDICTS, Verdicts, agreement_of
 from gateway.core.loop.replies.judging import pair_verdict
 from gateway.core.loop.replies.kinds import Reply
 
 CREDIT_VERSION = 2  # of these rules; count it up with each change, and what was credited before is credited again
 RIGHT_MIN = 0.5  # a judgement above this means that the answer was right
-PERSON, VERIFIER = "person", "verifier"  # sources of judgements that count for more, and for less, than all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,27 @@ class FinishedStep:
 
 class Evidence(NamedTuple):
     """One judgement in [0, 1] of a rollout (`step` None) or of one of its steps. `at`: microseconds since the epoch.
-    `distance`: the loops between the rollout that was judged and this one, 0 for its own."""
+    `distance`: the loops between the rollout that was judged and this one, 0 for its own. `weights`: what the
+    verdicts of its source weigh."""
 
     value: float
     at: int
     source: str = "client"
     step: int | None = None
     distance: int = 0
+    weights: Weights = Weights()
 
     @property
-    def weight(self) -> tuple[bool, int, int, int]:
-        """The order of evidence, the most direct last: of a step, of this loop, by a person and not by a verifier, then
-        the latest."""
-        source = 2 if self.source == PERSON else 0 if self.source == VERIFIER else 1
-        return (self.step is not None, -self.distance, source, self.at)
+    def weight(self) -> float:
+        """What it weighs, 0 to 1."""
+        return self.weights.of(self.value)
+
+    @property
+    def rank(self) -> tuple[bool, int, int, int]:
+        """The order of evidence, what counts most last: of a step, of this loop, by the most trusted source, the
+        latest. A judge or a signal that weighs nothing yields to any that does."""
+        is_heard = is_explicit(self.source) or max(self.weights) >= WEIGHT_MIN
+        return (self.step is not None, -self.distance, trust_of(self.source) if is_heard else -1, self.at)
 
 
 def credits(steps: Sequence[FinishedStep], value: float, verdicts: Verdicts = NO_VERDICTS) -> dict[int, float]:
@@ -86,9 +93,9 @@ def credited(
 ) -> dict[int, Evidence]:
     """Map step indices to the most direct evidence about each, its `value` the step's credit. Steps of which nothing is
     known are left out. Of several judgements of the rollout, or of one step, the weightiest counts alone."""
-    weightiest = {each.step: each for each in sorted(evidence, key=lambda one: one.weight)}
+    weightiest = {each.step: each for each in sorted(evidence, key=lambda one: one.rank)}
     best: dict[int, Evidence] = {}
-    for each in sorted(weightiest.values(), key=lambda one: one.weight):
+    for each in sorted(weightiest.values(), key=lambda one: one.rank):
         for index, value in credits(_up_to(steps, each.step), each.value, verdicts).items():
             if index == each.step or index not in weightiest:
                 best[index] = each._replace(value=value)

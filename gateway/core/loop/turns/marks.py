@@ -68,10 +68,10 @@ class Marker:
         return next((message for message in reversed(questions) if self._question_mark(message) == mark), None)
 
     def _question_mark(self, message: Message) -> str:
-        return self._mark("question", _normal_form(message))
+        return self._mark("question", normal_form(message))
 
     def _turn_mark(self, messages: Sequence[Message], model: str) -> str:
-        return self._mark("turn", [model, *map(_normal_form, messages)])
+        return self._mark("turn", [model, *map(normal_form, messages)])
 
     def _call_marks(self, message: Message) -> list[str]:
         return [self._mark("call", call) for call in _calls(message)[:CALLS_MAX] if call[0]]
@@ -91,7 +91,7 @@ def _role(message: Message) -> str:
     return str(message.get("role"))
 
 
-def _normal_form(message: Message) -> list[Any]:
+def normal_form(message: Message) -> list[Any]:
     """A message in normal form: equal for messages that mean the same."""
     role = {"system": "developer", "function": "tool"}.get(_role(message), _role(message))
     function = message.get("function_call")

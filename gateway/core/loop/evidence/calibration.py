@@ -1,4 +1,4 @@
-"""How far a judge agrees with people: its verdicts beside people's judgements of the same replies. Pure."""
+"""How far a judge agrees with whoever is believed more: its verdicts beside theirs on the same replies. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,29 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Replies that both a judge and a person judged, by what each said. `judge`: a worker, or a grader's version."""
+    """Replies that both a judge and a reference judged, by what each said: numbers of replies, or their weights.
+    `judge`: a worker, a grader's version, or the source of an outcome."""
 
     judge: str
-    right_accepted: int = 0  # right by the person, accepted by the judge
-    right_rejected: int = 0
-    wrong_accepted: int = 0
-    wrong_rejected: int = 0
+    right_accepted: float = 0  # right by the reference, accepted by the judge
+    right_rejected: float = 0
+    wrong_accepted: float = 0
+    wrong_rejected: float = 0
 
     @property
-    def n(self) -> int:
+    def right(self) -> float:
+        """The replies that were right."""
+        return self.right_accepted + self.right_rejected
+
+    @property
+    def wrong(self) -> float:
+        """The replies that were wrong."""
+        return self.wrong_accepted + self.wrong_rejected
+
+    @property
+    def n(self) -> float:
         """The replies that both judged."""
-        return self.right_accepted + self.right_rejected + self.wrong_accepted + self.wrong_rejected
+        return self.right + self.wrong
 
     @property
     def agreement(self) -> float:
@@ -32,20 +43,19 @@ class Calibration:
     def kappa(self) -> float:
         """Agreement beyond that of two who say `right` as often and at random (Cohen 1960): 1 at best, 0 for none. 0
         where both always say the same word, for then nothing tells them from chance."""
-        right, accepted = self.right_accepted + self.right_rejected, self.right_accepted + self.wrong_accepted
-        by_chance = (right * accepted + (self.n - right) * (self.n - accepted)) / self.n**2
+        accepted = self.right_accepted + self.wrong_accepted
+        by_chance = (self.right * accepted + self.wrong * (self.n - accepted)) / self.n**2
         return 0.0 if by_chance == 1 else (self.agreement - by_chance) / (1 - by_chance)
 
     def as_json(self) -> dict[str, Any]:
         """The figures, for programs and for people. A share without a case is null."""
-        right, wrong = self.right_accepted + self.right_rejected, self.wrong_accepted + self.wrong_rejected
         return {
             "judge": self.judge,
-            "n": self.n,
+            "n": round(self.n),
             "agreement": round(self.agreement, 3),
             "kappa": round(self.kappa, 3),
-            "false_accepts": round(self.wrong_accepted / wrong, 3) if wrong else None,
-            "false_rejects": round(self.right_rejected / right, 3) if right else None,
+            "false_accepts": round(self.wrong_accepted / self.wrong, 3) if self.wrong else None,
+            "false_rejects": round(self.right_rejected / self.right, 3) if self.right else None,
         }
 
 
