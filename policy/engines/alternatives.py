@@ -26,7 +26,7 @@ from policy.dataset.refusals import RowRefused
 from policy.dataset.rules import grammar_of, token_fault
 from policy.engines.choice import EngineChoice, add_engine
 from policy.engines.directory import ConductorDirectory, read_conductors
-from policy.engines.opening import open_engine
+from policy.engines.opening import open_engine, places_of_bases
 from policy.engines.port import LoggedPlan, PlanEngine
 from policy.serve.tokens import Tokens
 
@@ -149,7 +149,7 @@ def run(options: argparse.Namespace) -> int:
         tree = json.load(sys.stdin)
     except ValueError:
         raise ConfigError("standard input is no rollout: give what `baton rollouts show ID --json` prints") from None
-    directory = read_conductors([options.weights])[options.weights]
+    directory = read_conductors([options.weights], places_of_bases())[options.weights]
     choice = EngineChoice(options.engine, key=options.engine_key)
     sys.stdout.write(json.dumps(asyncio.run(recomputed(tree, directory, choice))) + "\n")
     return 0

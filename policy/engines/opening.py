@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TypeVar
 
+import policy
 from gateway.adapters.host.poolfile import resolve_secret
-from gateway.config.settings import environment
+from gateway.config.serving import PlacesSettings
+from gateway.config.settings import environment, variable
 from gateway.errors import ConductorError, ConfigError, VersionRefused
 from policy.engines.choice import EMBEDDED, EngineChoice
 from policy.engines.directory import ConductorDirectory
 from policy.engines.embedded import open_runtime
 from policy.engines.endpoint import open_endpoint
 from policy.engines.port import EngineLost, PlanEngine
+from policy.serve.lora import BASES
 from policy.serve.shape import load_shape
 
 E = TypeVar("E", bound=Exception)
@@ -117,3 +121,10 @@ def first_of(group: BaseExceptionGroup[E]) -> E:
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     return first
+
+
+def places_of_bases() -> Sequence[Path]:
+    """Folders with policies and pretrained models: of the data directory that the environment names, and of the
+    package."""
+    data = Path(environment().get(variable("data_dir"), PlacesSettings.model_fields["data_dir"].default))
+    return data / BASES, data / "policies", Path(policy.__file__).parent / "shipped"

@@ -15,6 +15,7 @@ from gateway.errors import ConfigError
 from gateway.service.loop.routers import CascadeRouter, CheckedRouter, RulePlanner, VoteRouter
 from gateway.service.loop.state import Planner, Situation
 from policy.engines.directory import ConductorDirectory, read_conductors
+from policy.engines.opening import places_of_bases
 from policy.evaluate.endpoint import WORKER, Endpoint, is_endpoint
 from policy.evaluate.stages import digest_of
 from policy.simulators.arena.world import read_prompt
@@ -120,7 +121,7 @@ def entrants(
     VersionRefused for a bad directory."""
     all_entrants: list[Entrant] = []
     paths = {name: path for name in names if (path := _path(name))}
-    read = read_conductors(paths.values())
+    read = read_conductors(paths.values(), places_of_bases())
     policies = {name: _conductor(name, read[path]) for name, path in paths.items()}
     policies |= {name: Entrant(name, "endpoint", each.identity, endpoint=each) for name, each in endpoints.items()}
     for name in names:

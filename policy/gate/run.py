@@ -19,7 +19,7 @@ from gateway import __version__
 from gateway.errors import ConfigError, NotFound
 from gateway.service.loop.state import Planner
 from policy.engines.directory import ConductorDirectory, read_conductors
-from policy.engines.opening import check_engine, engine_losses, open_engine
+from policy.engines.opening import check_engine, engine_losses, open_engine, places_of_bases
 from policy.environments.sampling import SamplingProgress
 from policy.evaluate.contest import (
     SAY_EVERY_S,
@@ -169,7 +169,7 @@ def drop_partial(out: Path) -> None:
 
 def contestants(candidate: Path, live: Path | None) -> Contestants:
     """The two directories, each read once: either may be an adapter over the other. Raises VersionRefused."""
-    conductors = read_conductors([candidate, live] if live else [candidate])
+    conductors = read_conductors([candidate, live] if live else [candidate], places_of_bases())
     return Contestants(conductors[candidate], conductors[live] if live else None)
 
 

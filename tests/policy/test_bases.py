@@ -21,6 +21,7 @@ from gateway.core.policies.manifest import known_profile, weights_digest
 from gateway.errors import BadRequest, BatonError, VersionRefused
 from policy.engines.directory import read_conductors
 from policy.engines.embedded import load_runtime
+from policy.engines.opening import places_of_bases
 from policy.serve.engine import DecodeRequest, Engine
 from policy.serve.lora import merge_adapter
 from policy.serve.manifest import read_complete
@@ -335,7 +336,7 @@ def test_the_base_of_an_adapter_is_found_in_the_data_directory(
     unpacked.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(made, unpacked)
     monkeypatch.setenv("BATON_DATA_DIR", str(tmp_path / ("data" if place == "elsewhere" else "none")))
-    assert read_conductors([adapter])[adapter].home == unpacked.resolve()
+    assert read_conductors([adapter], places_of_bases())[adapter].home == unpacked.resolve()
 
 
 def test_a_base_that_is_nowhere_is_told_with_every_place_that_was_looked_at(
@@ -346,7 +347,7 @@ def test_a_base_that_is_nowhere_is_told_with_every_place_that_was_looked_at(
     adapter = write_adapter(made, tmp_path / "policies" / "conductor@3", 1)
     shutil.rmtree(made)
     with pytest.raises(VersionRefused) as refused:
-        read_conductors([adapter])
+        read_conductors([adapter], places_of_bases())
     message = str(refused.value.message)
     for place in ("policies", "bases", "data/bases", "data/policies"):
         assert f"{tmp_path / place}," in message

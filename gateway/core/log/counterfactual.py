@@ -31,7 +31,7 @@ WEIGHT_HALF_MAX = 0.25  # half of the 95 % interval of the mean weight, where it
 Z_95 = 1.96
 STRATUM_TRIED_MIN = 5  # tried requests that a stratum has, but for the last one
 STRATUM_RATIO = 2.0  # between the chances of two requests of a stratum, at most, where enough were tried
-WIDENING = 0.8  # of an interval, times the root of (1 - effective / tried) / effective
+WIDENING = 0.8  # of an interval, times the root of (1 - effective / tried) / effective, and the share of few trials
 DRAWS = 2_000
 Vector = NDArray[np.float64]
 
@@ -217,12 +217,14 @@ def _resampled(
     one = float(weights.mean())
     centre = (float(weights @ values[tried]) + one / 2) / (float(weights.sum()) + one)
     uneven = max(0.0, 1 - effective / len(weights))
-    narrow = (1 + WIDENING * math.sqrt(uneven / effective)) ** -2
+    held = np.bincount(stratum[tried], minlength=len(sizes))
+    few = float(sizes[held < STRATUM_TRIED_MIN].sum() / sizes.sum())
+    narrow = (1 + WIDENING * (math.sqrt(uneven / effective) + few)) ** -2
     half, rest = 0.5 / len(sizes), 1 - 1 / len(sizes)
     for at, share in enumerate(shares):
         here = stratum[tried] == at
         one = float(weights[here].mean()) if here.any() else 1.0
-        believed = centre if here.sum() >= STRATUM_TRIED_MIN else 0.5
+        believed = centre if held[at] >= STRATUM_TRIED_MIN else 0.5
         prior = (half + rest * (1 - believed), half + rest * believed)
         pairs, counts = np.unique(np.stack([weights[here], values[tried][here]]), axis=1, return_counts=True)
         drawn = draw.gamma(narrow * np.array([*counts, *prior])[:, None], size=(len(counts) + 2, DRAWS))

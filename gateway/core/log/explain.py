@@ -18,7 +18,6 @@ FREE_BELOW = -1e-6  # the log-prob under which a token was a choice: what the gr
 ROUTER = "a router planned without a draw: it takes what its rules say"
 NO_LOGPROBS = "the log has no log-probs of this plan: the planner's server gave none, or the log mode or a redaction"
 COUNTERFACTUALS_MAX = 32
-MODELS = ("openai", "litellm")  # kinds of workers that answer
 Tree = Mapping[str, Any]
 
 
@@ -26,12 +25,14 @@ Tree = Mapping[str, Any]
 class Surroundings:
     """What is known beside the rollout. `pool_workers`: the pool of its revision as the reader may see it, None where
     that revision is not stored. `key_workers`: the workers that the key names today; empty: all of its pools. `alike`:
-    judged plans of requests like this one; `likeness`: what they have in common."""
+    judged plans of requests like this one; `likeness`: what they have in common. `models`: the kinds of workers that
+    are models; empty: all kinds."""
 
     pool_workers: Sequence[str] | None = None
     key_workers: Sequence[str] = ()
     alike: Sequence[JudgedPlan] = ()
     likeness: str = ""
+    models: Sequence[str] = ()
     recomputed: Mapping[tuple[str, int, int], Mapping[str, float]] = field(default_factory=dict)
 
 
@@ -265,7 +266,8 @@ def _not_shown(tree: Tree, about: Surroundings) -> dict[str, Any]:
 
 def _counterfactual(tree: Tree, about: Surroundings) -> dict[str, Any]:
     """Had the request gone to each model alone: an estimate with its 95 % interval, or why there is none."""
-    workers = [str(one["name"]) for one in tree.get("pool") or () if one.get("kind", MODELS[0]) in MODELS]
+    kinds = (None, *about.models)
+    workers = [str(one["name"]) for one in tree.get("pool") or () if not about.models or one.get("kind") in kinds]
     return {
         "method": "inverse propensity over strata, 95 % interval",
         "likeness": about.likeness,

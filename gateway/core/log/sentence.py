@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.core.log.counterfactual import plan_probability
-from gateway.core.log.spans import NANO_PER_USD
 
 Tree = Mapping[str, Any]
 NAMES_MAX = 6
@@ -71,7 +70,7 @@ def evidence(weight: float) -> str:
 
 def nano_dollars(nano: int) -> str:
     """`dollars` of nano-dollars."""
-    return dollars(nano / NANO_PER_USD)
+    return dollars(nano / 1e9)
 
 
 def plans_of(tree: Tree) -> list[Tree]:

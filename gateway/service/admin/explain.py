@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from gateway.core.log.explain import Surroundings, explain
+from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import Unavailable
 from gateway.service.ports.admin import KeyRow, Reports
 from gateway.service.ports.pools import PoolRevision
@@ -53,7 +54,7 @@ class Explain:
             likeness, alike = await self._reports.judged_plans(str(tree["id"]), key)
         except Unavailable as error:
             likeness, alike = f"none: {error.message}", ()
-        about = Surroundings(members, tuple(workers), alike, likeness)
+        about = Surroundings(members, tuple(workers), alike, likeness, MODEL_KINDS)
         return await asyncio.to_thread(explain, tree, about)  # thousands of judged requests are resampled
 
     async def _members(self, tree: Mapping[str, Any]) -> list[str] | None:

@@ -11,6 +11,7 @@ from gateway.cli.admin import rollouts
 from gateway.core.log.counterfactual import JudgedPlan
 from gateway.core.log.explain import Surroundings, explain
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord
+from gateway.core.pool.workers import MODEL_KINDS
 from tests.records import T0_US, a_rollout, a_round, a_step, tree_of
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "explain.md"
@@ -239,7 +240,7 @@ def test_verdicts_of_checkers_stand_beside_the_figures() -> None:
 
 def test_counterfactuals_are_of_models_alone() -> None:
     pool = [POOL[0] | {"kind": "openai"}, {"name": "vote", "handle": "vote", "kind": "tool"}]
-    told = explain(tree_of(record_of(pool=pool)), around())["counterfactual"]["workers"]
+    told = explain(tree_of(record_of(pool=pool)), around(models=MODEL_KINDS))["counterfactual"]["workers"]
     assert [one["worker"] for one in told] == ["small"]
 
 
