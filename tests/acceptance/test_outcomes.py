@@ -19,12 +19,12 @@ from tests.acceptance.test_serve import Gateway, serving
 from tests.upstreams.openai import OpenAI
 from tests.upstreams.server import Request
 from tests.upstreams.vendor import Script
-from tests.waiting import until
 
 pytestmark = pytest.mark.long
 
 RIGHT, WRONG = "It has four legs.", "It has nine legs."
 USD_A_DAY = "0.1"
+CALL_NANO = (300 + Script().completion_tokens) * 10_000  # tokens of a call at the price below
 BATCH = 10
 REQUESTS_MAX = 200
 POOL = """
@@ -123,15 +123,11 @@ async def test_the_rule_learns_from_the_judge_alone_and_no_day_costs_more_than_i
             answered = await learning(gateway)
             assert answered[-BATCH:].count("dear") >= 0.9 * BATCH, answered
             statuses = await asyncio.gather(*(as_judge(gateway, number) for number in range(100)))
-            while (await as_judge(gateway, 1_000)) == 200:
-                continue
             assert set(statuses) == {200, 429}
-            limit, cost = usd_to_nano(USD_A_DAY), sum(map(call_nano, judge.requests))
-            spent = await until(lambda: spent_nano(gateway))
-            assert 0.8 * limit < spent <= limit
-            assert cost <= limit
-
-
-def call_nano(_request: Request) -> int:
-    """What the judge's server bills for a call: its tokens at the price of the pool file."""
-    return (300 + Script().completion_tokens) * 10_000
+            limit = usd_to_nano(USD_A_DAY)
+            while await spent_nano(gateway) < 0.8 * limit:  # those under way held what was left
+                await as_judge(gateway, 1_000)
+            statuses = await asyncio.gather(*(as_judge(gateway, number) for number in range(100)))
+            assert 429 in statuses
+            assert await spent_nano(gateway) <= limit
+            assert len(judge.requests) * CALL_NANO <= limit  # by what its server counts
