@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help audit bench bench-policies sbom test-deploy faults fuzz mutants serve demo-learning conductor test test-all check fix test-vllm test-train test-verl test-clients train-env lock docs clean planner-bench demo-instruct smol
+.PHONY: help audit bench bench-policies sbom test-deploy faults fuzz mutants serve demo-routing demo-learning conductor test test-all check fix test-vllm test-train test-verl test-clients train-env lock docs clean planner-bench demo-instruct smol
 # passed on to scripts/serve and scripts/install
 export POOL CONDUCTOR PYTHON TORCH TORCH_INDEX
 
@@ -9,8 +9,13 @@ help: ## this list
 serve: ## a running gateway with everything it needs; POOL=file, CONDUCTOR=… and ARGS=… are optional
 	@scripts/serve $(ARGS)
 
-demo-learning: ## the learning loop on real parts, in minutes: traffic, outcomes, train, gate, canary, live; ARGS=… optional
+demo-routing: ## the rule learns from outcomes which of two workers answers what, in a minute; ARGS=… optional
 	@scripts/install serve
+	@.venv/bin/python -m policy.recipes.routing $(ARGS)
+
+demo-learning: ## the learning loop on real parts in 5 minutes: traffic, train, gate, canary, live; installs torch; ARGS=…
+	@scripts/install serve
+	@scripts/install train
 	@.venv/bin/python -m policy.recipes.learning --out build/learning $(ARGS)
 
 demo-instruct: ## the learning loop for an instruct model on recorded answers; ARGS="--base DIR --data FILE --prices FILE"

@@ -92,12 +92,14 @@ REPLY_HEADERS = {
     "x-baton-steps": "number of steps",
     "x-baton-cost-usd": "dollars of the whole tree; a stream has it in its closing comment",
     "x-baton-overhead-ms": "time spent on neither conductor nor workers; a stream has it in its closing comment",
-    "x-baton-why": "the planner's own line about its last plan, where it wrote one",
+    "x-baton-why": "the planner's own line about the last plan that called a worker, if it wrote one",
     "x-baton-fallback": "only where a router planned instead: `conductor_` or `worker_` and the reason",
     "x-baton-lowered": "only where the reply's bound is below what was asked: `max_tokens=312, asked=8192, by=cost`",
     "x-baton-cut": "only where a prompt was cut to fit a worker's context, of the last such step: "
     "`step=1, messages=12, chars=40122, summary=made, summary_chars=900`; see plans.md",
+    "x-baton-experience": "only where experience was not fresh: `stale; age=SECONDS` or `missing`; see experience.md",
     "x-baton-capped": "only where the request ended early with the best answer so far: the cap, `worker` or `session`",
+    "x-baton-capped-by": "only where a budget made that cap: which one, what was left of it, and what to do",
     "x-ratelimit-limit-requests": "requests a minute of the key, where it has such a limit",
     "x-ratelimit-remaining-requests": "requests that are left of them",
     "x-ratelimit-limit-tokens": "tokens a minute of the key, where it has such a limit",
@@ -283,7 +285,8 @@ def chat_headers() -> list[str]:
 
 def reply_header_names() -> set[str]:
     """Return every header about a rollout, from the functions that write them."""
-    record = RolloutRecord("", "", "", 0, "baton", "", "", [], {}, {}, "", fallback="x", capped="x")
+    record = RolloutRecord("", "", "", 0, "baton", "", "", [], {"capped_by": "x"}, {}, "", fallback="x", capped="x")
+    record.memory = {"state": "missing", "age_s": 0.0}
     record.rounds.append(RoundRecord(1, "conductor", plan={"why": "x", "steps": []}))
     lowered = {"max_tokens": 1, "asked": 2, "by": "cost"}
     cut = AttemptRecord(0, 0, cut={"messages": 1})

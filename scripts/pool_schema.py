@@ -14,7 +14,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "pool.schema.json"
 def schema() -> dict[str, Any]:
     """The JSON schema of pool.yaml (draft 2020-12)."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Baton pool file"}
-    return {**PoolFile.model_json_schema(), **head}
+    described = PoolFile.model_json_schema()
+    described["$defs"]["WorkerSpec"]["required"].remove("handle")  # the reader derives one
+    return {**described, **head}
 
 
 def render() -> str:

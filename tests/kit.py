@@ -33,7 +33,7 @@ from gateway.service.loop.routers import RulePlanner
 from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
 from gateway.service.ports.request import Clock, Conductor, Embedder, MediaSource, TokenCounter, Toolboxes, Workers
 from gateway.service.request.admit import Policies, RequestContext
-from gateway.service.request.catalog import Catalog, no_standing
+from gateway.service.request.catalog import Catalog, Shares, no_standing
 from gateway.service.request.complete import Completer, none_held
 from gateway.service.request.fitting import Held
 from gateway.service.request.running import Running, StreamItem
@@ -170,7 +170,7 @@ class Kit:
         held: Held = none_held,
         errors: Mapping[str, CheckerErrors] = NO_ERRORS,
         summaries: SummaryRules = NO_SUMMARIES,
-        standing: Callable[[str], str] = no_standing,
+        standing: Callable[[str, str], str] = no_standing,
         **policies: Any,
     ) -> None:
         self.conductor = ScriptedConductor(script, gap_s=gap_s, model="conductor@1")
@@ -219,7 +219,7 @@ class Kit:
                 planning_tokens_max=256,
                 rounds=rounds,
                 attempts_max=attempts_max,
-                explore_share=0.0,
+                shares=Shares(0.0),
                 **policies,
             ),
             redactor=redactor,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from gateway.adapters.postgres import rows
 from gateway.core.log.events import Event, Kind, uuid7
 from gateway.core.log.outcome import Judgement, Outcome
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload
@@ -134,3 +135,12 @@ def dispatch_event(hold_id: str, rollout_id: str, bound_nano: int = 100) -> Even
 def settle_event(hold_id: str, rollout_id: str, state: str, charged_nano: int, *scopes: str) -> Event:
     payload = {"hold_id": hold_id, "rollout_id": rollout_id, "state": state, "charged_nano": charged_nano}
     return event("settle", payload | {"scopes": [[name, None] for name in scopes]}, T0_US + 2)
+
+
+def tree_of(*records: RolloutRecord) -> dict[str, Any]:
+    """The tree of the first rollout, as the API shows it, with the others as its children."""
+    new = rows.Rows()
+    for record in records:
+        new.extend(rows.event_rows(rollout_event(record)))
+    parts = {"rounds": new.rounds, "steps": new.steps, "outcomes": [], "ledger": []}
+    return rows.tree(records[0].id, new.rollouts, parts)

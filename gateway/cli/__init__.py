@@ -6,6 +6,7 @@ Exit status: 0 done · 1 could not · 2 wrong arguments, settings or pool file �
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ else:  # a command loads its own module only, at its first use
     check, doctor, serve, worker = map(_lazy, [f"process.{n}" for n in ("check", "doctor", "serve", "worker")])
     pools, workers = _lazy("pool.pools"), _lazy("pool.workers")
     alerts, backup = _lazy("admin.alerts"), _lazy("admin.backup")
+
+EXIT_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +188,37 @@ COMMANDS = {
 }
 
 
+GROUPS = {
+    "Start": ("serve", "check", "doctor", "worker"),
+    "Look": ("status", "rollouts", "explain", "spend", "audit"),
+    "Give and limit": ("keys", "orgs", "credits", "sessions", "pools", "workers", "alerts"),
+    "Learn": ("policy", "experience", "record", "evaluate", "train", "gate", "traces", "replay-workers"),
+    "Keep": ("migrate", "backup", "restore", "retention"),
+}
+
+
+def overview() -> str:
+    """All commands in their groups, a line each."""
+    width = max(map(len, COMMANDS))
+    blocks = (
+        "\n".join([f"{title}:", *(f"  {name:<{width}}  {COMMANDS[name].summary}" for name in names)])
+        for title, names in GROUPS.items()
+    )
+    return "\n\n".join([*blocks, "`baton COMMAND --help` says more."])
+
+
 def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of these arguments: with all commands, and the arguments of the command that they name."""
-    top = argparse.ArgumentParser(prog="baton", description="An OpenAI-compatible gateway with a trained conductor.")
+    top = argparse.ArgumentParser(
+        prog="baton",
+        description="An OpenAI-compatible gateway with a trained conductor.",
+        epilog=overview(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     top.add_argument("--version", action="version", version=f"baton {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        added = commands.add_parser(name, help=command.summary, description=command.summary)
+        added = commands.add_parser(name, description=command.summary)
         if name in arguments[:1]:
             command.add(added)
     return top
@@ -200,10 +227,17 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Errors that Baton raises on purpose are lines on standard error, not tracebacks."""
     words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        parser(words).print_help(sys.stderr)
+        return 2
     options = parser(words).parse_args(words)
     try:
         status: int = COMMANDS[options.command].run(options)
+        sys.stdout.flush()
         return status
+    except BrokenPipeError:  # who reads the output, such as `head`, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
     except BatonError as error:
         print(error.message, file=sys.stderr)
         return 2 if isinstance(error, BadRequest) else 1

@@ -62,6 +62,11 @@ class PlanningSettings(BaseModel):
     explore_share: Share = Field(
         0.1, description="Share of requests planned at temperature 1, for training; never with `train: false`"
     )
+    explore_share_max: Share = Field(
+        0.3,
+        description="What `BATON_EXPLORE_SHARE` of the conductor and `BATON_CONDUCTOR_TRIAL_SHARE` rise to, unless "
+        "they are 0, while too few judged requests are there to retrain on; see jobs.md",
+    )
     plan_prompt: Literal["auto", "compact", "full", "guided"] = Field(
         "auto", description="Prompt profile; auto: that of the conductor's manifest, else guided"
     )
@@ -244,6 +249,9 @@ class LearningSettings(BaseModel):
         0, ge=0, le=366 * 86_400, description="Time since the last job that starts one, if outcomes came; 0: none"
     )
     retrain_arguments: str = Field("--env logged", description="Arguments of `baton train` in those jobs")
+    gate_usd_max: Usd = Field(
+        "5.00", description="Dollars that the gate of a job may spend on real workers, unless the job names its own cap"
+    )
     retrain_auto: bool = Field(False, description="A version of theirs that passes the gate becomes a canary of 1 %")
     outcome_labels: str = Field(
         "", description="`label=value` pairs, comma-separated, beside the standard labels of outcomes; see outcomes.md"

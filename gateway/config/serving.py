@@ -100,6 +100,7 @@ class RequestsSettings(BaseModel):
     header_bytes_max: Bytes = Field(65_536, description="Bytes of all request headers; more are 431")
     messages_max: Count = Field(2000, description="Messages of one request")
     in_flight_max: Count = Field(512, description="Requests served at the same time; a further one is 503")
+    outcomes_per_minute: Count = Field(6_000, description="Outcomes that one key may post a minute; more are 429")
     keepalive_s: float = Field(
         10.0, ge=0, le=3600, description="Interval of keep-alive comments on an idle stream; 0: none"
     )

@@ -40,11 +40,11 @@ from gateway.service.admin.orgs import OrgAdmin
 from gateway.service.admin.pools import Pools
 from gateway.service.admin.sessions import Sessions
 from gateway.service.money.credits import Credits
-from gateway.service.policies.admin import PolicyAdmin
 from gateway.service.policies.standings import Standings
 from gateway.service.ports.money import Budgets
 from gateway.service.request.auth import Authenticator
 from gateway.wiring.base import Base
+from gateway.wiring.conductor import ConductorParts, PolicyParts, check_of
 from gateway.wiring.requests import PoolParts
 from gateway.wiring.workers import DriftParts
 
@@ -64,12 +64,13 @@ def admin_of(
     pool: PoolParts,
     budgets: Budgets,
     auth: Authenticator,
-    policies: PolicyAdmin | None,
+    policies: PolicyParts | None,
     sessions: Sessions,
     openai: OpenAIApi,
     drift: DriftParts,
     checkers: CheckerWatch,
     standings: Standings,
+    conductor: ConductorParts | None,
 ) -> AdminParts:
     """Wire administration. `policies`: None if this gateway's conductor has one version."""
     settings, clock, engine = base.settings, base.clock, base.connections.background
@@ -95,8 +96,12 @@ def admin_of(
         AuditApi(auditor, operators),
         PoolsApi(pools, operators),
         WorkersApi(drift.quarantines, operators),
-        PoliciesApi(policies, operators),
-        JobsApi(JobStore(engine, queue_app(base.services.database_url)), operators),
+        PoliciesApi(policies.admin if policies else None, operators),
+        JobsApi(
+            JobStore(engine, queue_app(base.services.database_url)),
+            check_of(base, conductor, pool.first.pools.default),
+            operators,
+        ),
     )
     housekeeping = Housekeeping(auditor, retention, budgets, clock, every_s=settings.retention_every_s)
     return AdminParts(tuple(api.router() for api in apis), housekeeping, pools, logins_store)

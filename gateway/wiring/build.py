@@ -30,6 +30,7 @@ from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.upkeep.days import PostgresDays
 from gateway.adapters.redis.budgets import RedisBudgets
+from gateway.adapters.redis.ratelimits import RedisRateLimits
 from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.api.edge import spec
 from gateway.api.edge import stack as edge
@@ -55,7 +56,6 @@ from gateway.service.admin.sessions import Sessions
 from gateway.service.batches.background import BackgroundRunner
 from gateway.service.batches.run import BatchRunner
 from gateway.service.loop.experience.memory import ExperienceMemory
-from gateway.service.loop.routers import Earnings
 from gateway.service.money.drift import DriftWatch
 from gateway.service.money.recover import Recovery
 from gateway.service.money.stores import StoreGuard
@@ -74,7 +74,15 @@ from gateway.wiring.admin import AdminParts, admin_of, explaining_of
 from gateway.wiring.alerts import alert_watches
 from gateway.wiring.base import Base, base_of
 from gateway.wiring.batches import BackgroundParts, BatchParts, background_of, batches_of
-from gateway.wiring.conductor import ConductorParts, PolicyParts, conductor_of, earnings_of, planners_of, policies_of
+from gateway.wiring.conductor import (
+    ConductorParts,
+    PolicyParts,
+    conductor_of,
+    earnings_of,
+    planners_of,
+    policies_of,
+    shortage_of,
+)
 from gateway.wiring.requests import (
     admission_of,
     auth_of,
@@ -189,7 +197,9 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     catalog = Catalog(pool.first.pools, planners, policies.versions if policies else None, standings.short)
     drift = drift_of(base, catalog, pool.workers, budgets, journal)
     checkers = CheckerWatch(PostgresChecks(base.connections.background), catalog.has_checkers, clock)
-    planning, memory = conductor.planning if conductor else None, memory_of(base)
+    planning, memory, shortage = conductor.planning if conductor else None, memory_of(base), shortage_of(base)
+    looks: dict[str, Watch] = {"experience": memory.run, "earnings": earnings.run, "shortage": shortage.run}
+    looks |= {"sessions": sessions.run, "checkers": checkers.run}
     completer = Completer(
         catalog=catalog,
         rounds=rounds_of(base, pool.workers, checkers.known),
@@ -199,7 +209,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         embedder=embedder,
         clock=clock,
         metrics=base.metrics,
-        policies=admission_of(base, planning),
+        policies=admission_of(base, planning, shortage),
         redactor=redactor,
         sticky=sticky,
         states=states_of(base),
@@ -215,12 +225,13 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     health = _health(base, budgets, journal, conductor.conductor if conductor else None, policies)
     background, messages = background_of(base, flushed_together(base, journal), budgets, catalog, openai, redactor)
     batches = batches_of(base, completer, openai, background.api)
-    own = (SessionsApi(openai, sessions, budgets, clock), _outcomes(base, journal, redactor, auth, memory), health)
-    apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
-    admin = admin_of(
-        *(base, pool, budgets, auth, policies.admin if policies else None, sessions, openai, drift, checkers),
-        standings,
+    own = (
+        SessionsApi(openai, sessions, budgets, clock),
+        _outcomes(base, journal, redactor, auth, memory, limits),
+        health,
     )
+    apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
+    admin = admin_of(base, pool, budgets, auth, policies, sessions, openai, drift, checkers, standings, conductor)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
     admin.pools.tell(follow=standings.adopt)
     return Bundle(
@@ -240,7 +251,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         background=background.runner,
         standings=standings,
         alone=base.alone,
-        watches=_watches(base, budgets, health, guard, memory, embedding, earnings, sessions, drift, checkers),
+        watches=looks | _watches(base, budgets, health, guard, embedding, drift),
         sweeps=_sweeps(base, batches, background, idempotency, sticky, sessions, embedding, policies, drift, admin),
     )
 
@@ -309,17 +320,12 @@ def _watches(
     budgets: RedisBudgets,
     health: HealthApi,
     guard: StoreGuard,
-    memory: ExperienceMemory,
     embedding: Embedding | None,
-    earnings: Earnings,
-    sessions: Sessions,
     workers: DriftParts,
-    checkers: CheckerWatch,
 ) -> dict[str, Watch]:
     engine, metrics = base.connections.background, base.metrics
     figures = StoreGauges(PostgresReports(engine), PostgresAdmin(engine), budgets, health.parts, base.clock, metrics)
     own: dict[str, Watch] = {"loop lag": partial(watch_loop, metrics.loop_late), "store": guard.run}
-    own |= {"experience": memory.run, "earnings": earnings.run, "sessions": sessions.run, "checkers": checkers.run}
     own |= workers.watches(base.alone) | alert_watches(base, budgets, workers.watch)
     drift = DriftWatch(budgets, PostgresStore(engine), base.clock, metrics)
     once: dict[str, Watch] = {"figures": figures.run, "drift": drift.run}
@@ -333,10 +339,23 @@ def _recovery(base: Base, budgets: Budgets, journal: Journal, waiting: Backgroun
 
 
 def _outcomes(
-    base: Base, journal: Journal, redactor: Redactor, auth: Authenticator, memory: ExperienceMemory
+    base: Base,
+    journal: Journal,
+    redactor: Redactor,
+    auth: Authenticator,
+    memory: ExperienceMemory,
+    limits: RedisRateLimits,
 ) -> OutcomesApi:
-    labels = parse_labels(base.settings.outcome_labels)
-    outcomes = Outcomes(base.store, flushed_together(base, journal), base.clock, redactor, labels, memory)
+    outcomes = Outcomes(
+        base.store,
+        flushed_together(base, journal),
+        base.clock,
+        redactor,
+        parse_labels(base.settings.outcome_labels),
+        memory=memory,
+        limits=limits,
+        per_minute=base.settings.outcomes_per_minute,
+    )
     reports = PostgresReports(base.connections.background)
     return OutcomesApi(outcomes, auth, reports, explaining_of(base, reports), base.settings.body_bytes_max)
 

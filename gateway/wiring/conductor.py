@@ -20,11 +20,12 @@ from gateway.adapters.engines.vllm import Replicas, VllmLora
 from gateway.adapters.postgres.policy_files import Holders
 from gateway.adapters.postgres.registry import Registry
 from gateway.adapters.postgres.reports.overview import PostgresReports
+from gateway.adapters.postgres.reports.readiness import PostgresReadiness
 from gateway.adapters.upstream.client import Breaker
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
 from gateway.config.settings import Settings
-from gateway.core.loop.prompt import Profile
+from gateway.core.loop.prompt import Profile, prompt_hash
 from gateway.core.money.amounts import usd_to_nano
 from gateway.core.policies.earning import Bar
 from gateway.core.policies.manifest import check_prompt, manifest_of
@@ -44,6 +45,7 @@ from gateway.service.loop.routers import AutoPlanner, CascadeRouter, Earnings, R
 from gateway.service.loop.state import Planner
 from gateway.service.policies.admin import PolicyAdmin
 from gateway.service.policies.attendance import Attendance
+from gateway.service.policies.readiness import Shortage, TrainingCheck, TrainingFacts
 from gateway.service.policies.shadow import ShadowedPlanner, ShadowLimits, Shadows
 from gateway.service.policies.standings import Standings
 from gateway.service.policies.versions import PolicyVersions, VersionLimits
@@ -269,6 +271,28 @@ def charge_of(settings: Settings, *, plans: bool, trained: Iterable[str] = ()) -
         return Charge("simulated", name, bar)
     earns = settings.default_policy == "auto" and settings.conductor_outcomes_min > 0
     return Charge("trial" if earns else "conductor", name, bar, settings.conductor_trial_share, frozenset(trained))
+
+
+def check_of(base: Base, conductor: ConductorParts | None, pool: str) -> TrainingCheck:
+    """What tells how far the log is from a retraining. `pool`: the default one."""
+    settings, engine = base.settings, base.connections.background
+    profile = None if conductor is None else conductor.planning.profile
+    charge = charge_of(settings, plans=conductor is not None)
+    earns = charge.mode == "trial" and not (conductor and pool in conductor.pools)
+    in_charge = conductor is not None and settings.default_policy != "rule" and not earns
+    facts = TrainingFacts(
+        simulated=settings.pool is None,
+        ships=settings.conductor_kind in ("embedded", "directory"),
+        prompt_hash=None if profile is None else prompt_hash(profile),
+        share=max(settings.explore_share, settings.explore_share_max) if in_charge else 1.0,
+    )
+    registry = Registry(engine, base.services.policies or settings.data_dir / "policies")
+    return TrainingCheck(PostgresReadiness(engine).judged, registry.live, base.clock, facts)
+
+
+def shortage_of(base: Base) -> Shortage:
+    """Whether the log has too few requests to train on."""
+    return Shortage(PostgresReadiness(base.connections.background).trainable)
 
 
 def earnings_of(

@@ -43,13 +43,14 @@ from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.summaries import AUTO, NOBODY, SummaryRules
 from gateway.service.money.stores import StoreGuard
+from gateway.service.policies.readiness import Shortage
 from gateway.service.ports.background import BackgroundStore
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.pools import LoadedPool
 from gateway.service.ports.request import Embedder, Journal
 from gateway.service.request.admit import Policies
 from gateway.service.request.auth import Authenticator
-from gateway.service.request.catalog import Catalog
+from gateway.service.request.catalog import Catalog, Shares
 from gateway.service.request.complete import Completer
 from gateway.service.request.counting import InputTokens
 from gateway.service.request.responses import Responses
@@ -133,7 +134,7 @@ async def money_of(base: Base) -> tuple[RedisBudgets, RedisRateLimits, StoreGuar
 # ---------------------------------------------------------------- the use case
 
 
-def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
+def admission_of(base: Base, planning: ConductorSettings | None, shortage: Shortage) -> Policies:
     """The caps and shares of each request. `planning`: None where there is no conductor."""
     settings = base.settings
     caps = Caps(
@@ -154,8 +155,12 @@ def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
         rounds=settings.conductor_rounds or 1,
         rounds_most=ROUNDS_MOST if by_prompt and settings.conductor_rounds is None else 1,
         attempts_max=settings.retry_attempts_max,
-        explore_share=settings.explore_share,
-        trial_share=settings.conductor_trial_share,
+        shares=Shares(
+            settings.explore_share,
+            settings.conductor_trial_share,
+            settings.explore_share_max,
+            short=lambda: shortage.short,
+        ),
         worth=worth_of(settings),
         traced=bool(settings.otel_url),
     )

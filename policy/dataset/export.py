@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
@@ -18,13 +18,14 @@ from gateway.errors import ConfigError, Unavailable
 from policy.dataset import parquet, shapes
 from policy.dataset.curate import Curated, curated
 from policy.dataset.row import Row
-from policy.dataset.rules import Report, Rules, reward_of
+from policy.dataset.rules import ROUTERS, Report, Rules, reward_of
 from policy.dataset.select import Selection
 from policy.reward import RewardSettings
 
 Format = Literal["parquet", "verl", "art", "hf", "jsonl", "sft", "dpo"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 LINES: tuple[Format, ...] = ("art", "jsonl", "sft", "dpo")  # one JSON object a line
+TEXTS: tuple[Format, ...] = ("hf", "jsonl", "sft", "dpo")  # of words alone: a hosted planner's plans do, without tokens
 WON_ABOVE = 0.5  # the outcome of a plan that sft imitates
 PROGRESS_S = 0.5
 NOTHING: Mapping[str, str] = {
@@ -47,6 +48,8 @@ def export(
     """Write `out` (`split`: only that side) and say what is in it. Raises ConfigError on a path that can't be written,
     Unavailable on a full disk, and as `curate.curated`; then `out` is as it was."""
     _check(form, selection, rules)
+    if form in TEXTS:
+        rules = replace(rules, tokens_required=False, texts_required=True)
     with replacing(out) as file, curated(database_url, selection, rules) as curation:
         rows = (row for row in curation.rows() if split in (None, row.split))
         total = curation.report.kept if split is None else getattr(curation.report, split)
@@ -59,8 +62,11 @@ def export(
 def _check(form: Format, selection: Selection, rules: Rules) -> None:
     if form not in LINES:
         parquet.require()
-    if form != "parquet" and not (selection.min_outcomes and rules.tokens_required):
-        raise ConfigError(f"--format {form} needs tokens and outcomes in every row: use --format parquet without them")
+    if form != "parquet" and not (selection.min_outcomes and (form in TEXTS or rules.tokens_required)):
+        needs = "outcomes" if form in TEXTS else "tokens and outcomes"
+        raise ConfigError(f"--format {form} needs {needs} in every row: use --format parquet without them")
+    if form in ("verl", "art") and (routers := set(selection.planners) & set(ROUTERS)):
+        raise ConfigError(f"--format {form} has sampled tokens: plans of {min(routers)} have none")
 
 
 def _write(file: IO[bytes], form: Format, rows: Iterable[Row], curation: Curated, reward: RewardSettings) -> None:

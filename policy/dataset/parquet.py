@@ -28,12 +28,12 @@ from gateway.errors import ConfigError
 from policy.dataset.row import Row, StepRow
 from policy.reward import Faults
 
-VERSION = "4"
-READABLE = ("2", "3", VERSION)  # 3 lacks verdicts, 2 also replies and demonstrations
+VERSION = "5"
+READABLE = ("2", "3", "4", VERSION)  # 4 lacks decisions of routers, 3 also verdicts, 2 also replies and demonstrations
 ROW_GROUP_ROWS = 1_000
 JSON_COLUMNS = (
     *("pool", "caps", "allowed", "tags", "request_messages", "plan", "sampling", "outcome_metadata"),
-    *("replies", "turn", "shown"),
+    *("replies", "turn", "shown", "decision"),
 )
 
 

@@ -53,7 +53,7 @@ _NOT_ROW = ("request", "finished_at", "pool", "pool_revision", "turn")  # column
 _ROUND = (
     *("round", "messages", "prompt_token_ids", "plan_token_ids", "plan_logprobs", "decision_mask", "plan_text", "plan"),
     *("sampling", "schema_hash", "allowed", "quality", "prompt_version", "prompt_hash", "planner", "policy_version"),
-    *("refusal", "shown"),
+    *("refusal", "shown", "decision"),
 )
 _STEP = tuple(name for name in StepRow.__slots__ if name != "latency_ms")
 # what prompts show of a worker beside its pool entry

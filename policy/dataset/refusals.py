@@ -8,7 +8,13 @@ REASONS: Mapping[str, str] = {
     "train_false": "their keys or requests said train: false, and that stands",
     "metadata_only": "log those keys in mode full or redacted from now on",
     "redacted": "token ids would spell out what was redacted; such requests cannot be used",
-    "no_tokens": "serve the conductor with return_token_ids (the embedded one does), or export --without-tokens",
+    "no_tokens": "serve the conductor with return_token_ids (the embedded one does); without tokens --method sft "
+    "trains, and --format sft, dpo, jsonl, hf or --without-tokens exports",
+    "no_propensity": "a router planned them, and the log does not say with which probability (an older gateway, a "
+    "vote, a cascade, or in place of a conductor that failed); --method sft learns from them",
+    "unlikely": "the rule drew plans that these weights would hardly make, so they say nothing of them; --method sft "
+    "teaches plans that won, whoever made them",
+    "drawn": "the rule drew them, and no token was sampled; our own trainer learns from them",
     "no_logprobs": "serve the conductor with --logprobs-mode processed_logprobs and collect anew",
     "other_sampling": "sampled with top_k, min_p or a penalty, or by an older gateway, which left them to the server",
     "no_allowed": "logged by an older gateway, which did not log what a plan was allowed; collect anew",

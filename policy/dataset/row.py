@@ -15,6 +15,7 @@ from gateway.core.loop.evidence.sources import CLIENT, JUDGE, PERSON, is_explici
 from gateway.core.loop.replies.verdicts import StepVerdict
 
 Side = Literal["train", "validation"]
+RULE = "rule"
 Call = tuple[str, int]  # (rollout id, round): the key of a planning call
 
 
@@ -132,11 +133,20 @@ class Row:
     verdicts: tuple[StepVerdict, ...] | None = None  # of the request; None: exported before exports had them
     turn: Mapping[str, Any] | None = None  # of a conversation that went on, else empty; None: exported before
     shown: Mapping[str, Any] | None = None  # `PromptInput.guidance` of this round; None: its prompt showed none of it
+    decision: Mapping[str, Any] | None = None  # of a router, with the propensities of its arms; None: there is none
 
     @property
     def call(self) -> Call:
         """Its key."""
         return self.rollout_id, self.round
+
+    @property
+    def propensity(self) -> float | None:
+        """The probability with which the rule drew this plan, as the only one of its request; None of any other
+        plan."""
+        alone = self.planner == RULE and self.round == 1 and self.depth == 0 and self.fallback is None and self.parsed
+        drawn = (self.decision or {}).get("propensity") if alone and self.plan is not None else None
+        return float(drawn) if drawn and 0 < drawn <= 1 else None
 
     @property
     def parsed(self) -> bool:

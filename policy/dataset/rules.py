@@ -17,6 +17,7 @@ from typing import Any
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop import prompt
 from gateway.core.loop.plan import PlanLimits, limits_from_json
+from gateway.core.policies.holdout import Bound, latest
 from gateway.errors import ConfigError
 from policy.dataset.refusals import RowRefused, listed
 from policy.dataset.row import Call, Row, Side
@@ -24,8 +25,7 @@ from policy.reward import RewardSettings, at_quality, faults_of, reward
 
 KEY_SHARE = 0.05  # of the rows, for one key among many
 HALF = 0.5
-KEYS_APART_MIN = 10  # keys, before any is held out whole: a team with a few has none to spare
-KEY_SHARE_APART = 0.1  # of the keys
+ROUTERS = ("rule", "vote", "cascade")
 LOGPROB_SLACK = 1e-3  # a server's rounding may put a certain token a little over log 1
 
 # What a call that can be learnt from sends for the parameters that its log-probs cannot be recomputed under.
@@ -37,6 +37,7 @@ class Rules:
     """Raises ConfigError on shares outside their range, or on two ways to split at once."""
 
     tokens_required: bool = True  # false: for reading, never for training on the log
+    texts_required: bool = False  # the words of prompt and plan must be there
     versions: Mapping[str, str] | None = None  # worker → its version today; None: nothing is stale
     key_share_max: float | None = None  # of the rows of each side that one key may hold; None: see `share_max`
     validation_share: float = 0.0  # the latest such share of the rows validates
@@ -95,7 +96,9 @@ class Report:
 
 def why_left_out(row: Row, rules: Rules, min_outcomes: int) -> str | None:
     """The first reason that holds, None for a row to keep."""
-    fault = token_fault(row, row.log_mode) if rules.tokens_required else None
+    fault = _fault(row) if rules.tokens_required else None
+    if fault is None and rules.texts_required:
+        fault = _text_fault(row)
     if fault:
         return fault
     if rules.versions is not None and is_stale(row.workers_used, rules.versions):
@@ -113,6 +116,23 @@ def token_fault(planned: Row | RoundRecord, log_mode: str = "full") -> str | Non
     if not (fits and finite):
         return "no_logprobs"
     return None if _says_all_is_off(planned.sampling) else "other_sampling"
+
+
+def _fault(row: Row) -> str | None:
+    """Why policy gradients cannot be computed of a plan: a router's needs its propensity and the words of the request,
+    any other one its tokens."""
+    if row.planner not in ROUTERS:
+        return token_fault(row, row.log_mode)
+    if row.propensity is None:
+        return "no_propensity"
+    return None if row.log_mode == "full" else "metadata_only" if row.log_mode == "metadata" else "redacted"
+
+
+def _text_fault(row: Row) -> str | None:
+    """Why a plan cannot be read. Token ids remain only where nothing was redacted."""
+    if row.log_mode != "full" and not row.plan_token_ids:
+        return "metadata_only" if row.log_mode == "metadata" else "redacted"
+    return "no_inputs" if not row.messages else None if row.plan_text or row.plan is not None else "no_plan"
 
 
 def _says_all_is_off(sampling: Mapping[str, Any]) -> bool:
@@ -174,42 +194,7 @@ def mark(row: Row) -> Mark:
 
 def boundary(marks: Sequence[Mark], validation_share: float) -> datetime | None:
     """The time from which the latest `validation_share` of the rows began; None where that is none of them."""
-    return _latest([one.created_at for one in marks], validation_share)
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """What training leaves to the judges: whatever began at `at` or later, and whatever the API keys `keys` asked. The
-    reader of the log, the trainer and the gate have this one definition; `as_json` goes into their reports."""
-
-    at: datetime | None = None  # None: no time is held out
-    keys: tuple[str, ...] = ()  # public ids
-
-    def holds_out(self, created_at: datetime, key_id: str) -> bool:
-        """Return whether training must not see a request."""
-        return (self.at is not None and created_at >= self.at) or key_id in self.keys
-
-    def as_json(self) -> dict[str, Any]:
-        """For a report."""
-        return {"from": None if self.at is None else self.at.isoformat(), "keys": list(self.keys)}
-
-
-def bound_of(requests: Sequence[tuple[datetime, str]], share: float, key_share: float = KEY_SHARE_APART) -> Bound:
-    """The bound that holds out the latest `share` of the requests (their beginnings and keys), and of the keys, where
-    there are KEYS_APART_MIN or more, those whose hash falls below `key_share`: the same keys in every run."""
-    keys = {key for _, key in requests}
-    apart = sorted(key for key in keys if _place(key) < key_share) if len(keys) >= KEYS_APART_MIN else []
-    return Bound(_latest([at for at, _ in requests], share), tuple(apart))
-
-
-def _place(key: str) -> float:
-    """A number in [0, 1) that never changes for a key."""
-    return int.from_bytes(hashlib.sha256(f"held out {key}".encode()).digest()[:7]) / 2**56
-
-
-def _latest(times: Sequence[datetime], share: float) -> datetime | None:
-    count = math.floor(len(times) * Fraction(str(share)))
-    return sorted(times)[-count] if count else None
+    return latest([one.created_at for one in marks], validation_share)
 
 
 def split(marks: Sequence[Mark], bound: Bound) -> tuple[list[Mark], list[Mark], list[Mark]]:

@@ -10,6 +10,7 @@ from gateway.core.log.outcome import LABELS
 from gateway.errors import ConfigError
 
 PLANNERS = ("conductor",)  # routers sample no tokens
+LEARNT = (*PLANNERS, "rule")  # whose plans train: the rule logs the propensity of each
 STANDARD = "standard"
 
 

@@ -129,7 +129,13 @@ def _prompt(row: Row) -> list[dict[str, Any]]:
 
 
 def _plan(row: Row) -> dict[str, Any]:
-    return {"role": "assistant", "content": row.plan_text or ""}
+    """What the planner wrote; the plan alone where it wrote more than JSON, as hosted models do."""
+    text = row.plan_text or ""
+    try:
+        json.loads(text)
+    except ValueError:
+        text = text if row.plan is None else json.dumps(row.plan, separators=(",", ":"), ensure_ascii=False)
+    return {"role": "assistant", "content": text}
 
 
 def _faults(row: Row) -> dict[str, int | None]:

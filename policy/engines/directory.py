@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import policy as package
 from gateway.adapters.engines.sealed import SealedPolicy, read_object
+from gateway.config.serving import PlacesSettings
+from gateway.config.settings import environment, variable
 from gateway.core.loop.prompt import Profile
 from gateway.core.policies.manifest import CONFIG_FILE, Manifest, check_prompt
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.ports.request import Conductor
 from policy.environments.executor import FREE, UNHURRIED_S
-from policy.serve.lora import base_of
+from policy.serve.lora import BASES, base_of
 from policy.serve.manifest import read_complete
 from policy.serve.shape import Shape, tokens_shape
 from policy.serve.tokens import Tokens
@@ -65,7 +68,14 @@ def read_conductors(paths: Iterable[Path]) -> dict[Path, ConductorDirectory]:
     for path, policy in policies.items():
         profile, base = check_prompt(policy.manifest, path), None
         if policy.manifest.kind == "adapter":
-            base = base_of(policy, policies_known)
+            base = base_of(policy, policies_known, places_of_bases())
             policies_known.append(base)
         conductors[path] = ConductorDirectory(policy, profile, base)
     return conductors
+
+
+def places_of_bases() -> Sequence[Path]:
+    """Folders with policies and pretrained models: of the data directory that the environment names, and of the
+    package."""
+    data = Path(environment().get(variable("data_dir"), PlacesSettings.model_fields["data_dir"].default))
+    return data / BASES, data / "policies", Path(package.__file__).parent / "shipped"

@@ -1,7 +1,7 @@
 """Judge a candidate version before it may serve: triage on logged rollouts, a held-out run, an injection set.
 
-Exit status 0 passed (or forced), 4 refused. Finished work is kept in OUT.partial, and the same command goes on from
-there.
+Exit status 0 passed (or forced), 4 refused or undecided. Finished work is kept in OUT.partial, and the same command
+goes on from there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from gateway.errors import BatonError, ConfigError
 from policy.dataset.cli import add_filters, database_url_of, selection_of
 from policy.evaluate.contest import PartialResults
+from policy.gate.checks import GOOD
 from policy.gate.logged import RolloutSource
 from policy.gate.report import GateReport, write
 from policy.gate.run import GateProgress, drop_partial, gate
@@ -61,7 +62,8 @@ def _source(options: argparse.Namespace, rows: Path | None) -> RolloutSource | N
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the report; 0, 4 when refused, 130 when interrupted. Raises ConfigError and then writes nothing."""
+    """Write the report; 0, 4 if it is refused or undecided, 130 if interrupted. Raises ConfigError and then writes
+    nothing."""
     if options.force != bool(options.why.strip()):
         raise ConfigError("--force needs --why TEXT, and the other way round: a forced publication is audited")
     scene, progress = scene_of(options), GateProgress()
@@ -87,8 +89,9 @@ def _summary(report: GateReport) -> str:
     lines = [
         f"{check.verdict:<10}  {check.name:<32} {check.figure}"
         for check in report.checks
-        if check.verdict != "passed" or check.required
+        if check.verdict not in GOOD or check.required
     ]
-    end = "passed" if report.passed else f"refused: {', '.join(each.name for each in report.refusals)}"
+    end = report.verdict
+    end += "" if report.passed else f": {', '.join(each.name for each in report.refusals)}"
     forced = f" (forced: {report.forced})" if report.forced is not None else ""
     return "\n".join([*lines, f"{report.candidate} beside {report.live}: {end}{forced}"]) + "\n"

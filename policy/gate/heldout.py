@@ -15,7 +15,7 @@ from typing import Any
 from policy.evaluate.contest import QuestionResult
 from policy.evaluate.entrants import FIXED
 from policy.evaluate.figures import USD_1K, accuracy, affordable, best_of, usd_1k
-from policy.gate.checks import Check, Thresholds, bounded, cannot_say, not_worse
+from policy.gate.checks import Check, ShareCount, Thresholds, bounded, cannot_say, more_words, not_worse, share_check
 from policy.statistics.stats import Interval, bootstrap_mean, bootstrap_ratios
 
 OTHER = "other"
@@ -74,7 +74,7 @@ def checks(rivals: Comparison, thresholds: Thresholds, seed: int, *, real: bool 
         not_worse("worse_than_best_single", over_best, thresholds.margin, rows, single, required=not real),
         *_cost(rivals, over_live, thresholds, seed),
         _collapse(rivals, thresholds, seed),
-        *_validity(rivals, thresholds),
+        *_validity(rivals, thresholds, seed, real),
     ]
 
 
@@ -140,30 +140,47 @@ def _cost(rivals: Comparison, over_live: Interval, thresholds: Thresholds, seed:
     return checks
 
 
-def concentration(rows: Sequence[QuestionResult], models: Collection[str]) -> tuple[str, float, float, float]:
-    """(worker called most, its share of the steps on models, Σ share², share of questions with the commonest choice of
-    workers)."""
+@dataclass(frozen=True, slots=True)
+class Concentration:
+    """How far calls and plans are the same: the worker called most with its share of the steps on models, Σ share², and
+    the questions with the commonest choice of workers."""
+
+    worker: str
+    calls: ShareCount
+    squares: float
+    plans: ShareCount
+
+
+def concentration(rows: Sequence[QuestionResult], models: Collection[str]) -> Concentration:
+    """The concentration of a policy's plans; all of them alike where it calls no model."""
     counts = Counter(worker for row in rows for worker in row.workers if worker in models)
     if not counts:
-        return "no worker", 1.0, 1.0, 1.0
+        return Concentration("no worker", ShareCount(1, 1, "calls"), 1.0, ShareCount(1, 1, "questions"))
     total, plans = sum(counts.values()), Counter(row.workers for row in rows)
     worker, most = counts.most_common(1)[0]
     squares = sum((count / total) ** 2 for count in counts.values())
-    return worker, most / total, squares, plans.most_common(1)[0][1] / len(rows)
+    commonest = ShareCount(plans.most_common(1)[0][1], len(rows), "questions")
+    return Concentration(worker, ShareCount(most, total, "calls"), squares, commonest)
 
 
 def _collapse(rivals: Comparison, thresholds: Thresholds, seed: int) -> Check:
     """Check that calls do not all go to one worker where the oracle would call others."""
-    worker, share, squares, plans = concentration(rivals.candidate, rivals.models)
+    seen = concentration(rivals.candidate, rivals.models)
     figure = (
-        f"{share:.1%} of calls go to {worker}, {plans:.1%} of questions get the commonest plan, Σ share² {squares:.2f}"
+        f"{seen.calls.share:.1%} of calls go to {seen.worker}, {seen.plans.share:.1%} of questions get the commonest "
+        f"plan, Σ share² {seen.squares:.2f}"
     )
     bounds = f"under {thresholds.worker_share_max:.0%} of calls and {thresholds.plan_share_max:.0%} of questions"
     threshold = f"{bounds}, unless that is right"
-    if share < thresholds.worker_share_max and plans < thresholds.plan_share_max:
+    held = (seen.calls, thresholds.worker_share_max), (seen.plans, thresholds.plan_share_max)
+    sides = [count.side(most=most) for count, most in held]
+    if min(sides) > 0:
         return Check("collapsed", "passed", figure, threshold, required=True)
-    if why := _justification(rivals, worker, thresholds, seed):
+    if why := _justification(rivals, seen.worker, thresholds, seed):
         return Check("collapsed", "passed", f"{figure}; {why}", threshold, required=True)
+    if min(sides) == 0:
+        more = max(count.more(most=most) for count, most in held if count.side(most=most) == 0)
+        return Check("collapsed", "undecided", figure, threshold, more_words(more, "questions"), True, more)
     todo = (
         "it no longer chooses: train with entropy, more exploration (BATON_EXPLORE_SHARE) and k-of-n pools, from live"
     )
@@ -174,36 +191,51 @@ def _justification(rivals: Comparison, worker: str, thresholds: Thresholds, seed
     """Why one worker for everything is right here; empty where it is not."""
     if gain(rivals.candidate, rivals.oracle, seed).low >= -thresholds.margin:
         return "the oracle is no better"
-    top, share, _, _ = concentration(rivals.oracle, rivals.models)
-    if top == worker and share >= thresholds.worker_share_max:
+    if _calls_as_often(rivals.oracle, worker, rivals.models, thresholds):
         return "the oracle calls it as often"
-    if "table" in rivals.others:
-        top, share, _, _ = concentration(rivals.others["table"], rivals.models)
-        if top == worker and share >= thresholds.worker_share_max:
-            return "the per-category table calls no other worker either"
+    if "table" in rivals.others and _calls_as_often(rivals.others["table"], worker, rivals.models, thresholds):
+        return "the per-category table calls no other worker either"
     return ""
 
 
-def _validity(rivals: Comparison, thresholds: Thresholds) -> list[Check]:
-    ours, theirs = (fmean(row.parsed for row in rows) for rows in (rivals.candidate, rivals.live))
-    rows = len(rivals.candidate)
+def _calls_as_often(
+    rows: Sequence[QuestionResult], worker: str, models: Collection[str], thresholds: Thresholds
+) -> bool:
+    seen = concentration(rows, models)
+    return seen.worker == worker and seen.calls.share >= thresholds.worker_share_max
+
+
+def _validity(rivals: Comparison, thresholds: Thresholds, seed: int, real: bool) -> list[Check]:
+    """Enough plans are valid, and no fewer than live's. Real requests are few, and the rule plans those whose plan is
+    not valid: there an undecided share refuses only where it is below the bound itself."""
+    ours, theirs = ([row.parsed for row in rows] for rows in (rivals.candidate, rivals.live))
+    valid = ShareCount(sum(ours), len(ours), "questions")
+    fewer = bootstrap_mean([float(a) - float(b) for a, b in zip(ours, theirs, strict=True)], seed=seed)
     why = Counter(reason for row in rivals.candidate for reason in row.refusals)
     reasons = ", ".join(f"{count} {name}" for name, count in why.most_common(3))
-    figure = f"{ours:.3f} of {rows} questions" + (f" ({reasons})" if reasons else "")
-    least = max(min(thresholds.parse_min, theirs), theirs - thresholds.parse_drop_max)
+    least = min(thresholds.parse_min, fmean(theirs) - thresholds.parse_drop_max)
     todo = "its plans break off or break the caps: train with the grammar mask on, or from the live weights"
-    return [bounded("less_parseable", ours, least, math.inf, figure, todo, required=True)]
+    note, required = f" ({reasons})" if reasons else "", not real or valid.share < least
+    return [
+        share_check("parseable", valid, least, note=note, todo=todo, required=required),
+        not_worse("less_parseable", fewer, thresholds.parse_drop_max, len(ours), todo, required=True),
+    ]
 
 
 def facts(rivals: Comparison, seed: int) -> dict[str, Any]:
     """For the report: who was compared, and the candidate's gain over each."""
     every = {**rivals.others, "live": rivals.live, "oracle": rivals.oracle}
-    worker, share, squares, plans = concentration(rivals.candidate, rivals.models)
+    seen = concentration(rivals.candidate, rivals.models)
     return {
         "questions": len(rivals.candidate),
         "live": rivals.live_name,
         "best_single": rivals.best_single,
-        "concentration": {"worker": worker, "share": share, "sum_of_squares": squares, "plan_share": plans},
+        "concentration": {
+            "worker": seen.worker,
+            "share": seen.calls.share,
+            "sum_of_squares": seen.squares,
+            "plan_share": seen.plans.share,
+        },
         "gains": {name: _bounds(gain(rivals.candidate, rows, seed)) for name, rows in every.items()},
     }
 

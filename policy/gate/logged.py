@@ -18,7 +18,7 @@ from gateway.errors import ConfigError, PlanRefused
 from policy.dataset import parquet
 from policy.dataset.curate import load
 from policy.dataset.refusals import RowRefused, listed
-from policy.dataset.row import Row
+from policy.dataset.row import RULE, Row
 from policy.dataset.rules import Rules, grammar_of, token_fault, value_of
 from policy.dataset.select import Selection
 from policy.serve.sampling import GREEDY_BELOW
@@ -110,6 +110,10 @@ class Log:
         return listed(self.left_out)
 
 
+class NothingSampled(ConfigError):
+    """A log of plans that no planner sampled: there is nothing to reweight, and the held-out run judges alone."""
+
+
 def rows_of(source: RolloutSource) -> list[Row]:
     """Every selected row; of an export with a validation side that side alone, for the other was trained on. Raises
     ConfigError on a file that is no export, on too many or no rows; as `curate.load`."""
@@ -128,7 +132,12 @@ def rows_of(source: RolloutSource) -> list[Row]:
 
 def read(rows: Sequence[Row], prompt_hash: str, source: str = "the log") -> Log:
     """Requests whose plans a candidate trained on the prompt `prompt_hash` can be asked about. Raises ConfigError where
-    outcomes all say the same or none is there, so that nothing can be judged from them."""
+    outcomes all say the same or none is there, so that nothing can be judged from them. What the rule drew alone is not
+    for triage: it has no tokens to compare. Raises NothingSampled where that is all."""
+    sampled = [row for row in rows if row.planner != RULE or row.fallback is not None]
+    if rows and not sampled:
+        raise NothingSampled(f"{source}: the rule drew every plan of it, and no log-probs can be compared")
+    rows = sampled
     _check_outcomes(rows, source)
     families: dict[str, list[Row]] = defaultdict(list)
     for row in rows:

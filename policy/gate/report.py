@@ -14,7 +14,6 @@ from policy.evaluate.plot import points_of, scatter
 from policy.gate.checks import Check, GatePart, Thresholds
 from policy.gate.traffic.requests import listed
 
-VERDICTS = {"passed": "passed", "refused": "**refused**", "cannot say": "cannot say"}
 KIND_HEAD = (
     "kind",
     "n",
@@ -26,6 +25,9 @@ KIND_HEAD = (
     "live obeyed",
     "rule obeyed",
 )
+
+
+BESIDE_LIVE = "worse_than_live"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,21 @@ class GateReport:
         """Return whether no check refuses it. A forced report has not passed."""
         return not self.refusals
 
+    @property
+    def verdict(self) -> str:
+        """`passed`; `not worse`: it may serve, and is not shown to be better than live; `undecided`: it may not serve
+        before more is known; `refused`."""
+        blocking = [check.verdict for check in self.checks if check.refuses]
+        if blocking:
+            return "refused" if "refused" in blocking else "undecided"
+        beside = [check.verdict for check in self.checks if check.name == BESIDE_LIVE]
+        return "not worse" if "not worse" in beside else "passed"
+
     def as_json(self) -> dict[str, Any]:
         """For programs and for the audit; numbers that are not finite are null."""
         body = {
             "passed": self.passed,
+            "verdict": self.verdict,
             "forced": self.forced,
             "refusals": [asdict(each) for each in self.refusals],
             "candidate": self.candidate,
@@ -132,14 +145,15 @@ def write(report: GateReport, out: Path) -> list[Path]:
 
 def _verdict(report: GateReport) -> str:
     if report.passed:
-        return f"{report.candidate} passed the gate"
+        words = " and is not worse than live" if report.verdict == "not worse" else ""
+        return f"{report.candidate} passed the gate{words}"
     names = ", ".join(each.name for each in report.refusals)
-    return f"{report.candidate} is refused: {names}"
+    return f"{report.candidate} is {report.verdict}: {names}"
 
 
 def _reason(check: Check) -> str:
     figure = f"{check.figure}; wanted {check.threshold}" if check.threshold else check.figure
-    return figure if check.verdict == "refused" else f"not shown: {figure}; {check.todo}"
+    return figure if check.verdict == "refused" else f"{check.verdict}: {figure}; {check.todo}"
 
 
 def _check(check: Check) -> dict[str, Any]:
@@ -182,9 +196,8 @@ def _rows(report: GateReport) -> list[tuple[str, ...]]:
     for part in report.parts:
         rows.append((f"*{part.name}* ({part.seconds:.0f} s)", "", "", ""))
         for check in part.checks:
-            verdict = VERDICTS[check.verdict] + (
-                " (refuses)" if check.refuses and check.verdict == "cannot say" else ""
-            )
+            verdict = "**refused**" if check.verdict == "refused" else f"{check.verdict}"
+            verdict += " (refuses)" if check.refuses and check.verdict != "refused" else ""
             rows.append((f"`{check.name}`", verdict, check.figure, check.threshold))
     return rows
 

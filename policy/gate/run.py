@@ -38,7 +38,7 @@ from policy.gate import heldout, injection, triage
 from policy.gate.checks import Check, GatePart, Thresholds
 from policy.gate.heldout import Comparison
 from policy.gate.injection import InjectionFigures
-from policy.gate.logged import RolloutSource, read, rows_of
+from policy.gate.logged import NothingSampled, RolloutSource, read, rows_of
 from policy.gate.report import GateReport
 from policy.gate.scene import BASELINES, LOGGED_BASELINES, GateScene
 from policy.gate.traffic.rivals import completed, sampled_entrant
@@ -46,6 +46,7 @@ from policy.gate.traffic.stage import OpenTraffic, Progress, opened
 
 TRIAGE, HELD_OUT, INJECTION = "off-policy triage", "held-out run", "injection set"
 VOTERS_MIN = 3
+ASKED_TIMES = 4  # where questions are generated and do not decide, so many times as many are asked at most
 RULE_ALONE = "rule (no version is live)"
 
 
@@ -124,7 +125,7 @@ async def _judged(
         try:
             parts.append(await _triage(both, scene, scene.logged, thresholds, partial, say))
         except (NotFound, ConfigError) as error:
-            if traffic is None:
+            if traffic is None and not isinstance(error, NothingSampled):
                 raise
             skipped.append(f"off-policy triage: {error.message}")  # the requests themselves are asked below
     report = GateReport(
@@ -139,10 +140,26 @@ async def _judged(
     )
     if any(check.refuses for part in parts for check in part.checks) and not scene.everything:
         return replace(report, skipped=[f"{name}: triage has refused it already" for name in (HELD_OUT, INJECTION)])
+    asked = options.n if options.env == "arena" else None  # whose questions never run out
     held_out, evaluation, kinds = await _run_held_out(both, options, stage, scene, thresholds, partial, say, traffic)
+    while n := questions_wanted(held_out.checks, options.n, asked):
+        say.done(f"{HELD_OUT}: {n} questions, since {options.n} did not decide")
+        options = replace(options, n=n)
+        stage = EvaluationScene(options, say.progress)
+        held_out, evaluation, kinds = await _run_held_out(both, options, stage, scene, thresholds, partial, say, None)
     parts += [held_out, await _run_injections(both, stage, scene, thresholds, partial, say)]
     about = {**facts_of(stage, options, held_out.facts["questions"]), "environment": options.env}
     return replace(report, parts=parts, scene=about, evaluation=evaluation, kinds=kinds)
+
+
+def questions_wanted(checks: Sequence[Check], n: int | None, asked: int | None) -> int:
+    """How many questions to ask if `n` did not decide: at most ASKED_TIMES those that were `asked` at first (None: no
+    more can be). 0: it is decided, or no more are asked."""
+    more = max((check.more for check in checks if check.refuses), default=0)
+    if n is None or asked is None or any(check.verdict == "refused" for check in checks):
+        return 0
+    wanted = min(ASKED_TIMES * asked, n + more)
+    return wanted if wanted > n else 0
 
 
 def drop_partial(out: Path) -> None:
@@ -209,8 +226,10 @@ async def _triage(
 
 def _announce(part: GatePart, say: ProgressPrinter) -> GatePart:
     """The part, told in a line."""
-    failures = [check.name for check in part.checks if check.refuses]
-    say.done(f"{part.name}: " + (f"refuses: {', '.join(failures)}" if failures else "nothing speaks against it"))
+    blocking = [check for check in part.checks if check.refuses]
+    word = "refuses" if any(check.verdict == "refused" for check in blocking) else "undecided"
+    names = ", ".join(check.name for check in blocking)
+    say.done(f"{part.name}: " + (f"{word}: {names}" if blocking else "nothing speaks against it"))
     return part
 
 

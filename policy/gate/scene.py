@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gateway.core.money.amounts import usd_to_nano
+from gateway.core.policies.holdout import HELD_OUT_SHARE, Bound
 from gateway.errors import ConfigError
-from policy.dataset.rules import Bound
 from policy.engines.choice import ENGINE_HELP, EngineChoice, add_engine
 from policy.environments.arena import Staff
 from policy.environments.cached import CALLS_MAX
@@ -25,7 +25,6 @@ from policy.gate.checks import Thresholds, thresholds_of
 from policy.gate.injection import DRAWS
 from policy.gate.logged import RolloutSource
 from policy.gate.traffic import requests as heldout
-from policy.gate.traffic.requests import HELD_OUT_SHARE
 from policy.gate.traffic.stage import RUBRIC, TrafficOptions
 from policy.spec import given
 from policy.statistics.tuning import NEIGHBOURS

@@ -18,7 +18,7 @@ from gateway.core.loop.plan import Plan
 from gateway.service.ports.request import ConductorCall, Sampling
 from policy.engines.port import LoggedPlan, PlanEngine, SampledPlan, sampled
 from policy.environments.executor import UNHURRIED_S
-from policy.gate.checks import Check, Thresholds, Verdict, bounded, cannot_say, not_worse
+from policy.gate.checks import GOOD, Check, ShareCount, Thresholds, Verdict, bounded, cannot_say, not_worse, share_check
 from policy.gate.injection import OnCount
 from policy.gate.logged import Log, LoggedRequest, PlanningCall
 from policy.statistics.ope import LoggedSample, OffPolicyReport, OpeSettings, RewardTable, estimate, fold_of, terms
@@ -77,9 +77,8 @@ async def triage(
 
 async def replay(engine: PlanEngine, log: Log, thresholds: Thresholds, keep: Keep, count: OnCount) -> ReplayCount:
     """One greedy plan for each of the first REPLAYED_MAX planning calls, those that cannot be reweighted included. Ends
-    early where too many are invalid already: plans that run on to their last token take long."""
+    early where too few are shown to be valid: plans that run on to their last token take long."""
     calls = [call for call in log.calls if call.row.messages][:REPLAYED_MAX]
-    invalid_max = (1 - thresholds.valid_min) * len(calls)
 
     async def plans(part: Sequence[PlanningCall]) -> list[Any]:
         replies = await at_once(engine, [_asked(call, 0.0, 0) for call in part])
@@ -90,7 +89,7 @@ async def replay(engine: PlanEngine, log: Log, thresholds: Thresholds, keep: Kee
     results: list[Any] = []
     async for part in _parts("planning logged prompts anew", calls, plans, keep, count):
         results += part
-        if sum(not valid for valid, _ in results) > invalid_max:
+        if ShareCount(sum(valid for valid, _ in results), len(results)).side(thresholds.valid_min) < 0:
             break
     return ReplayCount(sum(valid for valid, _ in results), len(results), all(alike for _, alike in results))
 
@@ -171,8 +170,8 @@ class Estimates:
     gains: dict[str, tuple[Interval, int]]  # of each category, with its requests
     usd: Interval  # dollars a request, of the log
     usd_gain: Interval
-    valid: float  # share of the candidate's sampled first plans that may run
-    valid_logged: float  # of the log's
+    valid: ShareCount  # the candidate's sampled first plans that may run
+    valid_logged: float  # the share of the log's
 
 
 def estimates(
@@ -200,7 +199,7 @@ def estimates(
         gains=gains,
         usd=bootstrap_mean(dollars.rewards, questions, seed=seed),
         usd_gain=bootstrap_mean(usd_gain, questions, seed=seed),
-        valid=float(np.mean([own.plan is not None for own in answered])),
+        valid=ShareCount(sum(own.plan is not None for own in answered), len(answered), "plans"),
         valid_logged=float(np.mean([each.first.row.parsed for each in requests])),
     )
 
@@ -246,7 +245,8 @@ def checks(log: Log, replayed: ReplayCount, figures: Estimates | None, threshold
             why, todo = "not asked: too few of its plans are valid", "see the check above"
         return [validity, *(cannot_say(name, why, todo) for name in AFTER_VALIDITY)]
     support = [_sampled_validity(figures, thresholds), *_support(figures.report, thresholds)]
-    if any(check.verdict != "passed" for check in support):
+    trusted = [check.verdict in GOOD for check in support[1:]]
+    if support[0].verdict == "refused" or not all(trusted):
         why = "no estimate can be trusted before the checks above pass"
         values = [cannot_say(name, why, "see the checks above") for name in AFTER_VALIDITY[-2:]]
         return [validity, *support, *values]
@@ -258,38 +258,46 @@ def validity_of(replayed: ReplayCount, thresholds: Thresholds) -> Check:
     name = "plan_validity"
     if not replayed.asked:
         return cannot_say(name, "no logged prompt can be replayed", "collect logs under today's prompt and grammar")
-    share = replayed.valid / replayed.asked
-    figure = f"{share:.3f} of {replayed.asked} plans"
     todo = "look at the refused plans; train with the grammar mask on, for fewer steps, or from the live weights"
-    return bounded(name, share, thresholds.valid_min, math.inf, figure, todo)
+    return share_check(name, ShareCount(replayed.valid, replayed.asked, "plans"), thresholds.valid_min, todo=todo)
 
 
 def _sampled_validity(figures: Estimates, thresholds: Thresholds) -> Check:
     """The same of plans sampled as the log's were, beside the log's own: exploring must stay possible."""
     least = min(thresholds.valid_min, figures.valid_logged) - thresholds.parse_drop_max
-    figure = f"{figures.valid:.3f} of {figures.report.rows} plans (the log's {figures.valid_logged:.3f})"
     todo = "its plans break off once they are sampled: train at temperature 1 with the grammar mask on"
-    return bounded("sampled_validity", figures.valid, least, math.inf, figure, todo)
+    note = f" (the log's {figures.valid_logged:.3f})"
+    return share_check("sampled_validity", figures.valid, least, note=note, todo=todo)
 
 
 def _support(report: OffPolicyReport, thresholds: Thresholds) -> list[Check]:
     weight, rows = report.mean_weight, report.rows
-    ess_least = max(thresholds.ess_min, thresholds.ess_share_min * rows)
     mean = f"{weight.value:.3f}, 95 % from {weight.low:.3f} to {weight.high:.3f}, n {rows}"
     nearer = "it does what the log has none of: collect logs of versions nearer to it, or train for fewer steps"
-    ess = f"{report.ess:.0f} of {rows} requests ({report.ess / rows:.0%})"
-    few = f"too few rows to tell: log about {math.ceil(thresholds.ess_min):,} requests and more at temperature 1"
-    if rows < thresholds.ess_min:
-        size = cannot_say("effective_sample_size", ess, few, f"at least {ess_least:.0f}")
-    else:
-        size = bounded("effective_sample_size", report.ess, ess_least, math.inf, ess, nearer)
     low, high = thresholds.mean_weight_min, thresholds.mean_weight_max
     if rows < thresholds.ess_min and not low <= weight.value <= high and weight.low <= high and weight.high >= low:
+        few = f"too few rows to tell: log about {math.ceil(thresholds.ess_min):,} requests and more at temperature 1"
         first = cannot_say("mean_weight", mean, few, f"at least {low:.4g} and at most {high:.4g}")
     else:
         first = bounded("mean_weight", weight.value, low, high, mean, nearer)
     kl = f"{report.kl:.3f} nats a request"
-    return [first, size, bounded("kl_to_behaviour", report.kl, -math.inf, thresholds.kl_max, kl, nearer)]
+    nats = bounded("kl_to_behaviour", report.kl, -math.inf, thresholds.kl_max, kl, nearer)
+    return [first, _sample_size(report, thresholds, nearer), nats]
+
+
+def _sample_size(report: OffPolicyReport, thresholds: Thresholds, nearer: str) -> Check:
+    """A small share of the rows says that the candidate is far from the log; a small number alone, that the log is."""
+    name, rows, share = "effective_sample_size", report.rows, report.ess / report.rows
+    figure = f"{report.ess:.0f} of {rows} requests ({share:.0%})"
+    threshold = f"at least {thresholds.ess_min:.0f}, and {thresholds.ess_share_min:.0%} of the requests"
+    if report.ess >= thresholds.ess_min and share >= thresholds.ess_share_min:
+        return Check(name, "passed", figure, threshold)
+    if share < thresholds.ess_share_min and rows >= thresholds.ess_min:
+        return Check(name, "refused", figure, threshold, nearer)
+    more = max(1, math.ceil(thresholds.ess_min / max(share, thresholds.ess_share_min)) - rows)
+    return Check(
+        name, "undecided", figure, threshold, f"about {more:,} more requests at temperature 1 would decide", more=more
+    )
 
 
 def _values(figures: Estimates, thresholds: Thresholds) -> list[Check]:

@@ -7,12 +7,14 @@ import asyncio
 import json
 import logging
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from gateway.errors import ConfigError
 
 REQUEST_BYTES_MAX = 4 << 20
+TRAIN_EXTRA = ("torch", "pyarrow")  # packages of the extra, by which one knows whether it is installed
 QUIET = ("procrastinate", "httpx", "httpcore")
 
 
@@ -22,8 +24,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     worker = actions.add_parser("work", help="run until stopped")
     worker.add_argument("--settings", type=Path, required=True, metavar="FILE", help="as `baton worker` writes it")
     worker.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    actions.add_parser("select", help="read {train, gate, database_url, work} from standard input; used by `work`")
-    actions.add_parser("spec", help="read {arguments, gate} from standard input, print {train, gate}; used by submit")
+    actions.add_parser("select", help="read what `work` writes from standard input, choose the rows and requests")
+    actions.add_parser(
+        "spec", help="read {arguments, gate} from standard input, print {train, gate, lacks}; used by submit"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 def _select() -> int:
     from policy.jobs.select import select, write_json
 
-    request = _request("train", "gate", "database_url", "work")
+    request = _request("train", "gate", "known", "database_url", "work")
     write_json(Path(request["work"]) / "rows.json", select(request))
     return 0
 
@@ -54,7 +58,8 @@ def _spec() -> int:
 
     request = _request("arguments", "gate")
     spec = job_spec(request["arguments"], request["gate"])
-    sys.stdout.write(f"{json.dumps({'train': spec.train, 'gate': spec.gate})}\n")
+    lacks = [name for name in TRAIN_EXTRA if find_spec(name) is None]
+    sys.stdout.write(f"{json.dumps({'train': spec.train, 'gate': spec.gate, 'lacks': lacks})}\n")
     return 0
 
 

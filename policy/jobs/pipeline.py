@@ -71,7 +71,8 @@ class Releases(Protocol):
 class Workshop:
     """Where jobs are carried out. `python` runs the stages; it needs what training needs. `shipped` is the policy
     directory to start from, and to be better than, while nothing is live. `url`: where the directories of jobs are kept
-    too, for workers without a common disk; empty: nowhere."""
+    too, for workers without a common disk; empty: nowhere. `known`: arguments of a gate that asks real workers, as the
+    gateway here has them, for those that a job does not give."""
 
     database_url: str
     directory: Path
@@ -80,6 +81,7 @@ class Workshop:
     tick_s: float = child.TICK_S
     stop_s: float = child.STOP_S
     url: str = ""
+    known: Callable[[], Mapping[str, str]] = dict
 
 
 class Pipeline:
@@ -127,7 +129,7 @@ class Pipeline:
             parent = await self._releases.place(live) if live else self._shop.shipped
             train = {"init": str(parent), **self._spec.train} if parent else self._spec.train
             request = {"train": dict(train), "gate": dict(self._spec.gate), "work": str(self._place)}
-            request["database_url"] = self._shop.database_url
+            request |= {"database_url": self._shop.database_url, "known": self._known(train)}
             await self._program(self._policy("jobs", "select"), json.dumps(request).encode())
             facts = {"parent": str(parent) if parent else None, "live": live.id if live else None}
             selection = {**_object(self._place / "rows.json"), **facts, "place": str(self._place)}
@@ -169,7 +171,9 @@ class Pipeline:
         marker = self._place / "gate.json"
         if not marker.exists():
             rows = selected["train"].get("export")
-            inputs_local, _ = await asyncio.to_thread(inputs.local, self._spec.gate, self._place / "inputs")
+            asks = selected.get("requests") is not None
+            gate = {**(self._known(selected["train"]) if asks else {}), **self._spec.gate}
+            inputs_local, _ = await asyncio.to_thread(inputs.local, gate, self._place / "inputs")
             spec = await self._spec_file(
                 "gate",
                 gate_spec(
@@ -182,7 +186,8 @@ class Pipeline:
         report = _object(marker)
         await self._steadily(lambda: self._store.beat(self._job, report=str(marker)))
         if report.get("passed") is not True:
-            raise Refused(_refusals(report))
+            said = "is undecided" if report.get("verdict") == "undecided" else "refused it"
+            raise Refused(f"the gate {said}: {_refusals(report)}")
         return report
 
     async def _publish(self, report: dict[str, Any]) -> Version:
@@ -211,6 +216,10 @@ class Pipeline:
         return version
 
     # ---------------------------------------------------------------- parts
+
+    def _known(self, train: Mapping[str, Any]) -> dict[str, str]:
+        """What is known here of what neither the job nor its trainer's spec gives."""
+        return {name: value for name, value in self._shop.known().items() if name == "usd_max" or not train.get(name)}
 
     async def _spec_file(self, name: str, spec: dict[str, Any]) -> Path:
         path = self._place / f"{name}.spec.json"
@@ -364,8 +373,8 @@ async def _attempt(pipeline: Pipeline, job: Job, store: JobStore) -> None:
         await store.write(job, ["stopped as asked, at its checkpoint; `baton train resume` goes on"])
         await store.end(job, "cancelled")
     except Refused as refusal:
-        await store.write(job, [f"the gate refused it: {refusal}"])
-        await store.end(job, "refused", f"the gate refused it: {refusal}")
+        await store.write(job, [str(refusal)])
+        await store.end(job, "refused", str(refusal))
     except Failed as failure:
         await store.end(job, "failed", str(failure))
     except Unavailable as error:

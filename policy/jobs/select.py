@@ -16,12 +16,14 @@ from typing import Any
 
 from gateway.adapters.engines.sealed import file_sha256
 from gateway.adapters.host.urls import as_url
+from gateway.core.policies.holdout import Bound
+from gateway.core.policies.jobs import TRAFFIC
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import ConfigError
 from gateway.files import write_atomic
 from policy.dataset.export import export, summary
 from policy.dataset.read import group_of
-from policy.dataset.rules import Bound, Rules
+from policy.dataset.rules import Rules
 from policy.dataset.select import Selection
 from policy.gate.checks import Thresholds
 from policy.gate.scene import GateSpec
@@ -35,16 +37,15 @@ from policy.train.spec import TrainSpec, chosen
 
 GATE_FILES = ("data", "prices", "key_file", "pool_file", "train", "rows", "requests")
 ROWS, REQUESTS = "rows.parquet", "requests.json"
-TRAFFIC = ("logged", "live")  # of `train.env`: judged on the user's own requests
 ASKING = ("url", "key_file", "pool_file", "usd_max")  # what a gate on them needs
 SIMULATED = frozenset(worker.name for staff in (STANDARD, HELD_OUT) for worker in staff)
 
 
 def select(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return {train (with the rows), inputs: {path: sha256}, origins: {path: URL}, report, requests, bound} for a
-    `request` of {train, gate, database_url, work}. `requests`: the file of the held-out requests; None where the gate
-    asks elsewhere. Raises as `policy.inputs.local`, `dataset.export` and `held_out`, and ConfigError for a file that
-    cannot be read."""
+    `request` of {train, gate, known, database_url, work}. `known`: of the gate's arguments, what the gateway here
+    gives. `requests`: the file of the held-out requests; None where the gate asks elsewhere. Raises as
+    `policy.inputs.local`, `dataset.export` and `held_out`, and ConfigError for a file that cannot be read."""
     work, url = Path(request["work"]), str(request["database_url"])
     inputs_local, origins = local(request["train"], work / "inputs")
     spec = checked(TrainSpec, inputs_local)
@@ -55,7 +56,7 @@ def select(request: Mapping[str, Any]) -> dict[str, Any]:
     if spec.env not in TRAFFIC:
         return selected
     selection, rules = chosen(spec.filters)
-    if (held := _held_out(url, selection, rules, spec, request["gate"])) is not None:
+    if (held := _held_out(url, selection, rules, spec, request["gate"], request["known"])) is not None:
         heldout.write(work / REQUESTS, held)
         files[str(work / REQUESTS)] = sha256(work / REQUESTS)
         selected |= {"requests": str(work / REQUESTS), "bound": held.bound.as_json()}
@@ -75,9 +76,16 @@ def _rows(
     return {"train": train, "inputs": {**files, str(rows): sha256(rows)}, "report": asdict(report)}
 
 
-def _held_out(url: str, selection: Selection, rules: Rules, spec: TrainSpec, gate: Mapping[str, Any]) -> HeldOut | None:
+def _held_out(
+    url: str,
+    selection: Selection,
+    rules: Rules,
+    spec: TrainSpec,
+    gate: Mapping[str, Any],
+    known: Mapping[str, str],
+) -> HeldOut | None:
     """What the gate asks; None where it asks elsewhere: its spec says so, or the traffic is the arena's. Raises
-    ConfigError where the gate lacks what it needs to ask real workers."""
+    ConfigError with all that the gate lacks to ask real workers."""
     if gate.get("env") not in (None, "logged"):
         return None
     gate_spec = checked(GateSpec, gate)
@@ -91,15 +99,18 @@ def _held_out(url: str, selection: Selection, rules: Rules, spec: TrainSpec, gat
     )
     if gate_spec.env is None and _simulated(held):
         return None
-    if missing := [name for name in ASKING if not (gate.get(name) or (name != "usd_max" and getattr(spec, name)))]:
+    lacks, asked = [], {**{name: getattr(spec, name) for name in ASKING[:-1]}, **known, **gate}
+    if missing := [name for name in ASKING if not asked.get(name)]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-        raise ConfigError(
+        lacks.append(
             f"what is trained on traffic is judged on the user's own requests, of real workers: give the gate {flags} "
             '(--gate "…"), or --env arena where the traffic was the arena\'s'
         )
     least = int(gate_spec.thresholds.get("questions_min", Thresholds().questions_min))
     if len(held.requests) < min(least, gate_spec.n or least):
-        raise ConfigError(_too_few(held, least, rules.validation_share or gate_spec.held_out_share))
+        lacks.append(_too_few(held, least, rules.validation_share or gate_spec.held_out_share))
+    if lacks:
+        raise ConfigError("; and ".join(lacks))
     return held
 
 

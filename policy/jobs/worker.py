@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from procrastinate import App
@@ -31,6 +32,7 @@ from gateway.adapters.postgres.registry import Registry
 from gateway.errors import BatonError, ConfigError
 from policy.jobs.grading import BATCH, Grading
 from policy.jobs.judging import JudgeSettings, Judging
+from policy.jobs.known import known
 from policy.jobs.pipeline import Releases, Workshop, carry_out
 from policy.jobs.schedule import Schedule, check
 
@@ -60,6 +62,8 @@ class WorkerSettings(BaseModel):
     retrain_every_s: float = 0.0
     retrain_arguments: list[str] = ["--env", "logged"]
     retrain_auto: bool = False
+    gate_usd_max: str = ""
+    facts: Path | None = None
     judge: JudgeSettings | None = None
     stale_s: float = STALE_S
     stop_s: float = 60.0
@@ -110,6 +114,7 @@ class Worker:
             settings.shipped,
             stop_s=settings.stop_s,
             url=settings.jobs_url,
+            known=partial(known, settings.facts, settings.gate_usd_max),
         )
 
     async def run(self) -> None:

@@ -32,9 +32,9 @@ from dataclasses import dataclass, replace
 from math import floor
 from pathlib import Path
 
+from gateway.core.policies.holdout import KEY_SHARE_APART
 from gateway.errors import ConfigError
 from gateway.files import write_atomic
-from policy.dataset.rules import KEY_SHARE_APART
 from policy.environments.base import Split
 from policy.environments.replay import ReplayEnvironment
 from policy.gate.checks import thresholds_of

@@ -1,6 +1,6 @@
 """The learning loop on real parts: `make demo-learning`, or
 
-    python -m policy.recipes.learning --rounds 3 --rollouts 512 --out DIR
+    python -m policy.recipes.learning --rounds 1 --rollouts 512 --out DIR
 
 Starts the arena's simulated workers, of whose skills the pool file says nothing, and a gateway with the shipped
 conductor, PostgreSQL, Redis and the worker of the jobs. Then, round by round: applications ask over the OpenAI API, a
@@ -14,13 +14,15 @@ to any policy, so that what is learnt is in the weights. **A simulator's figures
 conductor with experience and workers that are described, and the trainer and the gate as they come.
 
 Writes report.json, report.md and report.svg into --out (default: a temporary directory), after every round: Ctrl-C
-loses nothing that is finished, and ends every process. Status 1 when a request failed or a step did not do its part.
+loses nothing that is finished, and ends every process. Status 1 if nothing was gained, a request failed or a step did
+not do its part.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import subprocess
 import sys
 import tempfile
@@ -35,7 +37,7 @@ from policy.environments.executor import Executor
 from policy.environments.sampling import sample
 from policy.recipes.operator import Gradings, LearningRound, Operator
 from policy.recipes.questions import Questions
-from policy.recipes.report import FILES, LearningReport
+from policy.recipes.report import FILES, LearningReport, write_block
 from policy.recipes.stack import Gateway, RecipeFailed, gateway, program, temporary_directory
 from policy.recipes.traffic import APPLICATIONS, PolicyScore, Traffic
 from policy.simulators.arena.workers import STANDARD, pool_yaml
@@ -57,9 +59,13 @@ THRESHOLDS = (  # another --gate NAME=VALUE comes after them
     "mean_weight_min=0.3",
     "mean_weight_max=3",
     "ess_share_min=0.02",
+    "attacked_valid_min=0.9",  # 50 attacks, each once
+    "attacked_valid_drop_max=0.1",
+    "attacked_usd_ratio_max=3",
     "parse_drop_max=0.05",  # of plans sampled to explore: some run on; greedy ones still have to be valid, 98 in 100
 )
 FAR = "log_kl_requests=0"  # a step may go far from a cold start, however few the requests
+PICTURE = "learning-demo.svg"
 KEY_SHARE = "0.1"  # 24 applications; also of the few rows that validate
 SIMULATOR = "Simulated workers and generated tasks (docs/arena.md): no figure here speaks of a real model."
 
@@ -101,11 +107,10 @@ async def run(options: argparse.Namespace, served: Gateway, data: Path, report: 
 
     try:
         async with Traffic.open(served, 1 if options.defaults else APPLICATIONS) as traffic:
-            operator = Operator(served, data, traffic, questions, gradings, train)
+            operator = Operator(served, data, traffic, questions, gradings, train, bars=True)
             live = await operator.find_live()
-            was = await traffic.score(f"cold start, held-out questions for {live}", suite)
+            was = await traffic.score(f"cold start, held-out: {live}", suite)
             report.rounds.append(LearningRound(0, live, "–", was))
-            await _baselines(traffic, questions, options, report)
             keep(traffic)
             for number in range(1, options.rounds + 1):
                 title(f"Round {number} of {options.rounds}")
@@ -113,6 +118,10 @@ async def run(options: argparse.Namespace, served: Gateway, data: Path, report: 
                 was = summary.held_out
                 report.rounds.append(summary)
                 keep(traffic)
+            title("Comparison")
+            names = [*(f"fixed:{worker.name}" for worker in STANDARD), "rule"]
+            report.baselines |= await traffic.compare("every worker alone, and the rule", suite, names)
+            report.baselines["oracle"] = await oracle(questions, options.n)
             if operator.live != live:
                 title("Rollback")
                 last = operator.live
@@ -137,15 +146,6 @@ def train_words(options: argparse.Namespace) -> list[str]:
     return [*words, *log, "--gate", " ".join([*gate, *(f"--set {one}" for one in bounds)])]
 
 
-async def _baselines(
-    traffic: Traffic, questions: Questions, options: argparse.Namespace, report: LearningReport
-) -> None:
-    suite = questions.graded("validation", options.n, SUITE)
-    for policy in [*(f"fixed:{worker.name}" for worker in STANDARD), "rule"]:
-        report.baselines[policy] = await traffic.score(policy, suite, f"baton/{policy}")
-    report.baselines["oracle"] = await oracle(questions, options.n)
-
-
 def title(text: str) -> None:
     """A heading on stderr."""
     print(f"\n== {text}", file=sys.stderr, flush=True)
@@ -159,7 +159,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     arguments.add_argument("--defaults", action="store_true", help="one key, and every setting as it comes")
-    arguments.add_argument("--rounds", type=int, help="default 3; 1 with --defaults")
+    arguments.add_argument("--rounds", type=int, default=1, help="default 1")
     arguments.add_argument(
         "--rollouts", type=int, help="requests of a round's traffic; default 512, 2,400 with --defaults"
     )
@@ -172,6 +172,10 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="settings of the trainer")
     arguments.add_argument("--gate", action="append", default=[], metavar="NAME=VALUE", help="thresholds of the gate")
+    arguments.add_argument(
+        "--gain-min", type=float, help="status 1 unless the gain is above; default 0, any with --defaults"
+    )
+    arguments.add_argument("--write", type=Path, metavar="PAGE", help="put table and picture into that page")
     arguments.add_argument("--python", default=sys.executable, help="with torch, for training; default this one")
     arguments.add_argument("--out", type=Path, help="where the report goes")
     return arguments
@@ -187,9 +191,9 @@ def has_torch(python: str) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; 0, 1 when something did not do its part, 2 without torch, 130 after Ctrl-C."""
     options = parser().parse_args(argv)
-    rounds, rollouts = (1, 2400) if options.defaults else (3, 512)
-    options.rounds = rounds if options.rounds is None else options.rounds
-    options.rollouts = rollouts if options.rollouts is None else options.rollouts
+    options.rollouts = options.rollouts or (2400 if options.defaults else 512)
+    if options.gain_min is None:
+        options.gain_min = -math.inf if options.defaults else 0.0
     if min(options.rounds, options.rollouts, options.canary, options.n, options.gate_n) < 1:
         parser().error("--rounds, --rollouts, --canary, --n and --gate-n are at least 1")
     if not has_torch(options.python):
@@ -208,7 +212,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = 1
     if report.rounds:
         print("\n".join(["", report.table(), "", *report.notes(), str(options.out / FILES[0])]), flush=True)
-    return status or int(report.requests.get("failed", 1) > 0)
+    if options.write and not status:
+        picture = options.write.with_name(PICTURE)
+        picture.write_text((options.out / FILES[-1]).read_text(encoding="utf-8"), encoding="utf-8")
+        notes = "\n".join(f"- {note}" for note in report.notes())
+        write_block(options.write, "make demo-learning", f"{report.table()}\n\n{notes}")
+    return status or int(report.requests.get("failed", 1) > 0 or report.gain <= options.gain_min)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +21,7 @@ from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.tables import gradings
 from policy.recipes.questions import QuestionSource
 from policy.recipes.stack import ROOT, Gateway, RecipeFailed, clean_environment
-from policy.recipes.traffic import GradedQuestion, PolicyScore, Traffic
+from policy.recipes.traffic import GradedQuestion, PolicyScore, StageBar, Traffic
 
 EXIT_REFUSED = 4
 GRADED_S = 120.0  # for the next outcome to appear
@@ -27,7 +29,17 @@ ROLLBACK_S = 30.0
 STEADY_PER_S = 1.0  # requests while a job trains and is judged
 SHADOW_S = 4.0
 CANARY_PERCENT = 25
-QUIET = ("step ", "rows", "asked")
+PROGRESS: tuple[tuple[re.Pattern[str], str, float, float, int], ...] = (
+    # of a job's log: its stage, where in the stage it begins, what share of it it is, and how often it is gone through
+    (re.compile(r"\b(\d+) plans of (\d+) requests"), "train", 0.0, 0.0, 1),
+    (re.compile(r"\bstep (\d+)/(\d+)"), "train", 0.0, 1.0, 1),
+    (re.compile(r"\bcandidate: \S+@(\d+), (\d+) rollouts"), "gate", 0.0, 0.0, 1),
+    (re.compile(r"\bplanning logged prompts anew: (\d+)/(\d+)"), "gate", 0.0, 0.1, 1),
+    (re.compile(r"\bscoring logged plans: (\d+)/(\d+)"), "gate", 0.1, 0.1, 1),
+    (re.compile(r"\[(\d+)/(\d+)\]"), "gate", 0.2, 0.4, 1),
+    (re.compile(r"\binjection set: (\d+)/(\d+)"), "gate", 0.6, 0.4, 3),
+)
+CHECKS = re.compile(r"\b(?:refused|undecided|cannot say|not worse|passed) +[a-z_\[\]]+ +\S")
 
 
 class Gradings:
@@ -68,9 +80,43 @@ class LearningRound:
     name: str = ""  # in the table; empty: by its number
 
 
+class JobBars:
+    """The stages of a job as bars, read off its log; of the other lines the gate's checks alone are shown."""
+
+    def __init__(self) -> None:
+        self._stage, self._share = "select", 0.0
+        self._bar, self._checks = StageBar(self._stage), list[str]()
+        self._ended: Counter[str] = Counter()
+
+    def line(self, text: str) -> None:
+        """One more line of the log."""
+        for pattern, stage, begin, share, times in PROGRESS:
+            if found := pattern.search(text):
+                done, total = map(int, found.groups())
+                gone = min(times, self._ended[pattern.pattern] + done / max(1, total))
+                self._ended[pattern.pattern] += done == total
+                return self._at(stage, begin + share * gone / times, found[0])
+        self._checks += [text] if CHECKS.search(text) else []
+        return None
+
+    def end(self) -> None:
+        """The job is finished."""
+        self._bar.end()
+        for check in self._checks:
+            print(f"    {check}", file=sys.stderr, flush=True)
+
+    def _at(self, stage: str, share: float, note: str) -> None:
+        if stage != self._stage:
+            self._bar.end()
+            self._stage, self._share, self._bar = stage, 0.0, StageBar(stage)
+        self._share = max(self._share, share)  # a part that is asked again takes nothing back
+        self._bar.at(self._share, note)
+
+
 @dataclass(slots=True)
 class Operator:
-    """Gives the commands. `served` and `traffic` are of the running gateway; `data` is its data directory."""
+    """Gives the commands. `served` and `traffic` are of the running gateway; `data` is its data directory. `bars`: jobs
+    are shown as bars, not line by line."""
 
     served: Gateway
     data: Path
@@ -81,9 +127,13 @@ class Operator:
     live: str = ""
     steady: int = 500  # questions that go on being asked while a job runs
     per_s: float = STEADY_PER_S
+    bars: bool = False
 
-    async def baton(self, *words: str, good: Sequence[int] = (0,)) -> tuple[int, str]:
-        """Run a command and show its output; its status and output. Raises RecipeFailed on a status not in `good`."""
+    async def baton(
+        self, *words: str, good: Sequence[int] = (0,), show: Callable[[str], None] | None = None
+    ) -> tuple[int, str]:
+        """Run a command and show its output, each line by `show`; its status and output. Raises RecipeFailed unless the
+        status is in `good`."""
         print(f"$ baton {shlex.join(words)}", file=sys.stderr, flush=True)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "gateway", *words,
@@ -94,7 +144,9 @@ class Operator:
         try:
             async for line in cast(asyncio.StreamReader, process.stdout):
                 lines.append(line.decode(errors="replace").rstrip())
-                if "--json" not in words:
+                if show is not None:
+                    show(lines[-1])
+                elif "--json" not in words:
                     print(f"    {lines[-1]}", file=sys.stderr, flush=True)
             status = await process.wait()
         finally:
@@ -140,7 +192,7 @@ class Operator:
         """Traffic → outcomes → train → gate → shadow → canary → live → the held-out questions again. A candidate that
         the gate refuses changes nothing: what was live goes on, and the next round has more to learn from."""
         questions = self.questions.graded("train", rollouts, 10 * number)
-        earned = await self.traffic.ask_to_learn(f"round {number}, traffic for {self.live}", questions)
+        earned = await self.traffic.ask_to_learn(f"traffic for {self.live}", questions)
         await self.wait_for_grades()
         words = ("--env", "logged", "--policy-version", self.live, *self.train)
         summary = await self.job_round(number, words, canary, suite, was)
@@ -157,7 +209,7 @@ class Operator:
             if status == EXIT_REFUSED:
                 return LearningRound(number, self.live, "refused", was, train_s=train_s, refusal=job["error"])
             swap_s = await self._release(job["version"], number, canary)
-        held_out = await self.traffic.score(f"round {number}, held-out questions for {self.live}", suite)
+        held_out = await self.traffic.score(f"live, held-out: {self.live}", suite)
         return LearningRound(number, self.live, "done", held_out, train_s=train_s, swap_s=swap_s)
 
     async def submit(self, words: Sequence[str]) -> str:
@@ -168,7 +220,12 @@ class Operator:
     async def follow(self, job: str) -> tuple[int, dict[str, Any]]:
         """Follow a job to its end: its exit status (0, or 4 when the gate refused it) and the job. Raises
         RecipeFailed."""
-        status, _ = await self.baton("train", "logs", "-f", job, good=(0, EXIT_REFUSED))
+        stages = JobBars() if self.bars else None
+        status, _ = await self.baton(
+            "train", "logs", "-f", job, good=(0, EXIT_REFUSED), show=stages.line if stages else None
+        )
+        if stages:
+            stages.end()
         _, output = await self.baton("train", "status", job, "--json")
         return status, dict(json.loads(output))
 
@@ -178,7 +235,7 @@ class Operator:
         await self.baton("policy", "canary", version, str(CANARY_PERCENT), "--why", f"round {number}")
         before = self.traffic.tally.versions[version]
         questions = self.questions.graded("train", canary, 10 * number + 2)
-        await self.traffic.ask_to_learn(f"round {number}, {CANARY_PERCENT} % of traffic for {version}", questions)
+        await self.traffic.ask_to_learn(f"canary, {CANARY_PERCENT} % for {version}", questions)
         planned = self.traffic.tally.versions[version] - before
         print(f"    {planned} of these requests were planned by {version}", file=sys.stderr, flush=True)
         began_s = time.monotonic()

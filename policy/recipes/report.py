@@ -83,5 +83,15 @@ class LearningReport:
         return "\n\n".join(["# Learning under traffic", f"![over rounds]({FILES[2]})", self.table(), *self.notes(), ""])
 
 
+def write_block(page: Path, command: str, text: str) -> None:
+    """Put `text` between the page's two comments about `command`. Raises ValueError if the page has none."""
+    begin, end = f"<!-- written by `{command}` -->\n", f"\n<!-- end of `{command}` -->"
+    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{page} has no block of `{command}`")
+    write_atomic(page, before + begin + text + end + after)
+
+
 def _cells(score: PolicyScore) -> str:
     return f"| {score.accuracy:.1%} | {score.low:.1%}–{score.high:.1%} | {score.usd_per_1k:.3f}"

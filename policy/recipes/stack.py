@@ -129,14 +129,17 @@ def gateway(
     conductor: str = "embedded",
     pool: Path | None = None,
     settings: Mapping[str, str] | None = None,
+    defaults: Mapping[str, str] = DEFAULTS,
     python: Path | str = sys.executable,
 ) -> Iterator[Gateway]:
-    """`baton serve` on free ports with its state in `directory`. `settings` are BATON_ variables."""
+    """`baton serve` on free ports with its state in `directory`. `settings` are BATON_ variables over `defaults`. With
+    `conductor` empty the gateway chooses one, as it does for a new user."""
     data, log = directory / "data", directory / "gateway.log"
     command = [str(python), "-m", "gateway", "serve", "--data-dir", str(data), "--port", "0", "--admin-port", "0"]
-    command += ["--conductor", conductor, *(["--pool", str(pool)] if pool else [])]
+    command += ["--conductor", conductor] if conductor else []
+    command += ["--pool", str(pool)] if pool else []
     facts = data / "serve.json"
-    with process(command, log, {**DEFAULTS, **(settings or {})}) as running:
+    with process(command, log, {**defaults, **(settings or {})}) as running:
         wait_until(facts.is_file, running, log)
         yield Gateway.read(facts)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import count, cycle
 from random import Random
-from typing import Any
+from typing import Any, TextIO
 
 import httpx
 
@@ -22,6 +22,7 @@ BOOTSTRAPS = 2000
 NO_COST = Decimal(0)
 REQUEST_S = 180.0
 PROGRESS_S = 2.0
+BAR_CHARS, REDRAWN_S, LINE_S = 24, 0.1, 5.0
 APPLICATIONS = 24  # keys
 AT_ONCE = 12
 OK = 200
@@ -200,17 +201,36 @@ class Traffic:
         """A policy at its best, on questions that never train."""
         return await self._all(what, questions, policy, learn=False)
 
-    async def _all(self, what: str, questions: Sequence[GradedQuestion], policy: str, *, learn: bool) -> PolicyScore:
-        slots, progress = asyncio.Semaphore(AT_ONCE), _Progress(what, len(questions))
+    async def compare(
+        self, what: str, questions: Sequence[GradedQuestion], policies: Sequence[str]
+    ) -> dict[str, PolicyScore]:
+        """Several policies at their best on the same questions, as one stage."""
+        bar, scores = StageBar(what), dict[str, PolicyScore]()
+        for policy in policies:
+            scores[policy] = await self._all(policy, questions, f"baton/{policy}", learn=False, quiet=True)
+            bar.at(len(scores) / len(policies), f"{policy}: {scores[policy].accuracy:.1%} right")
+        bar.end(f"{len(policies)} policies, {len(questions)} questions each")
+        return scores
+
+    async def _all(
+        self, what: str, questions: Sequence[GradedQuestion], policy: str, *, learn: bool, quiet: bool = False
+    ) -> PolicyScore:
+        slots, bar, right = asyncio.Semaphore(AT_ONCE), None if quiet else StageBar(what), list[float]()
 
         async def one(request: GradedQuestion) -> Answer:
             async with slots:
                 answer, _ = await self.ask(request, request.graded if learn else NEVER_TRAINED, policy)
-            progress.count(answer.right)
+            right.append(answer.right)
+            if bar is not None:
+                bar.at(len(right) / len(questions), told())
             return answer
 
+        def told() -> str:
+            return f"{len(right)} of {len(questions)}, {sum(right) / len(right):.1%} right"
+
         answers = await asyncio.gather(*(one(request) for request in questions))
-        progress.end()
+        if bar is not None:
+            bar.end(told())
         return PolicyScore.of([each.right for each in answers], [float(each.cost_usd) for each in answers])
 
     @asynccontextmanager
@@ -236,20 +256,33 @@ class Traffic:
             await asyncio.gather(*flying)
 
 
-class _Progress:
-    """A line of progress on stderr, every PROGRESS_S seconds."""
+class StageBar:
+    """A stage of a run: how far it is, and how long it still takes. Redrawn in place on a terminal; elsewhere a line
+    every LINE_S seconds, and one at its end."""
 
-    def __init__(self, what: str, total: int) -> None:
-        self._what, self._total = what, total
-        self._done, self._right, self._shown_s = 0, 0.0, time.monotonic()
+    def __init__(self, name: str, stream: TextIO | None = None) -> None:
+        self._name, self._stream = name, stream or sys.stderr
+        self._live = self._stream.isatty()
+        self._began_s = self._shown_s = time.monotonic()
+        self._drawn = 0
 
-    def count(self, right: float) -> None:
-        self._done += 1
-        self._right += right
-        if time.monotonic() - self._shown_s > PROGRESS_S:
-            self.end()
+    def at(self, share: float, note: str = "") -> None:
+        """Show how far it is, as a share of the whole; no more often than people read."""
+        if time.monotonic() - self._shown_s >= (REDRAWN_S if self._live else LINE_S):
+            took_s = time.monotonic() - self._began_s
+            left = f"{took_s * (1 - share) / share:.0f} s left" if share > 0 else ""
+            self._show(share, note, left)
 
-    def end(self) -> None:
+    def end(self, note: str = "") -> None:
+        """Show that it is finished, and how long it took."""
+        self._show(1.0, note, f"{time.monotonic() - self._began_s:.0f} s")
+        if self._live:
+            self._stream.write("\n")
+
+    def _show(self, share: float, note: str, seconds: str) -> None:
         self._shown_s = time.monotonic()
-        share = self._right / max(1, self._done)
-        print(f"  {self._what}: {self._done} of {self._total}, {share:.1%} right", file=sys.stderr, flush=True)
+        full = round(BAR_CHARS * min(1.0, share))
+        text = f"  {self._name:<34} {'█' * full}{'░' * (BAR_CHARS - full)}  {note:<32} {seconds}".rstrip()
+        self._stream.write(f"\r{text.ljust(self._drawn)}" if self._live else f"{text}\n")
+        self._stream.flush()
+        self._drawn = len(text)

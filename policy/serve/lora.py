@@ -6,7 +6,8 @@ biases, ranks by module, whole modules) is refused, as vLLM or exactness would n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -24,38 +25,49 @@ from gateway.errors import VersionRefused
 from policy.serve.manifest import read_complete
 from policy.serve.shape import Array, read_tensors
 
-SIBLINGS_MAX = 10_000  # directories looked at for a base
+BASES = "bases"  # the folder of a data directory with pretrained models, beside that of the versions
+SIBLINGS_MAX = 10_000  # directories of one folder that are looked at for a base
 UNSUPPORTED = ("use_dora", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern")
 
 
-def base_of(adapter: SealedPolicy, policies: Iterable[SealedPolicy]) -> SealedPolicy:
-    """The weights under an adapter: one of `policies`, else a directory beside it, of its base's name or with the same
-    weights, else where its base lay when it was trained. Raises VersionRefused(base)."""
+def base_of(adapter: SealedPolicy, policies: Iterable[SealedPolicy], places: Sequence[Path] = ()) -> SealedPolicy:
+    """The weights under an adapter: one of `policies`, else a directory with them beside it, where its base lay when it
+    was trained, in the data directory that it lies in, or in one of `places`. Raises VersionRefused(base), which names
+    all folders that were looked at."""
     manifest, place = adapter.manifest, adapter.directory
     if not manifest.base_sha256:
         raise VersionRefused("base", f"{place}: an adapter must name its base's sha256; train it again")
     for one in policies:
         if _is_base(one.manifest, manifest.base_sha256):
             return one
-    base_place = place.parent / Path(manifest.base).name
-    for directory in _candidates(adapter, base_place):
+    folders = tuple(dict.fromkeys(each.resolve() for each in (place.parent, place.parent.parent / BASES, *places)))
+    for directory in _candidates(adapter, folders):
         if _is_base(manifest_of(read_document(directory)), manifest.base_sha256):
             return read_complete(directory)
     name = manifest.base or "a base without a name"
+    looked = ", ".join(map(str, [*folders, *_source(adapter)]))
     raise VersionRefused(
         "base",
-        f"{place}: an adapter of {name} ({manifest.base_sha256[:12]}…), which is neither loaded nor beside it; put its "
-        f"base at {base_place}",
+        f"{place}: an adapter of {name} ({manifest.base_sha256[:12]}…), which is neither loaded nor in {looked}; put "
+        f"its base at {place.parent / Path(manifest.base).name}",
     )
 
 
-def _candidates(adapter: SealedPolicy, base_place: Path) -> Iterator[Path]:
+def _candidates(adapter: SealedPolicy, folders: Sequence[Path]) -> Iterator[Path]:
     """Directories with a manifest in which an adapter's base may lie, the likeliest first."""
-    siblings = sorted(adapter.directory.parent.iterdir())[:SIBLINGS_MAX]
-    source = [Path(adapter.manifest.base_source)] if adapter.manifest.base_source else []
-    for directory in (base_place, *siblings, *source):
-        if directory != adapter.directory and (directory / MANIFEST_FILE).is_file():
+    named, *others = ([folder / Path(adapter.manifest.base).name, *_inside(folder)] for folder in folders)
+    for directory in chain(named, _source(adapter), *others):
+        if directory.resolve() != adapter.directory.resolve() and (directory / MANIFEST_FILE).is_file():
             yield directory
+
+
+def _inside(folder: Path) -> Sequence[Path]:
+    return sorted(folder.iterdir())[:SIBLINGS_MAX] if folder.is_dir() else ()
+
+
+def _source(adapter: SealedPolicy) -> Sequence[Path]:
+    """Where the base lay when the adapter was trained, if that is known."""
+    return [Path(adapter.manifest.base_source)] if adapter.manifest.base_source else []
 
 
 def _is_base(manifest: Manifest, sha256: str) -> bool:

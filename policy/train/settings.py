@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gateway.core.loop.prompt import DIAL, QUALITY_MAX
+from gateway.core.policies.readiness import REQUESTS_MIN
 from gateway.errors import ConfigError
 from policy.reward import RewardSettings
 
@@ -180,7 +181,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
         "decisions_only": True,
         "log_kl_max": 0.75,  # half of the gate's bound: it measures on requests that training has not seen
         "log_kl_requests": 4000,
-        "requests_min": 200,  # so that `ess_min` of the gate holds where half of them count
+        "requests_min": REQUESTS_MIN,
         "lr": 3e-4,
         "warmup_share": 0.0,
     },

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from gateway.core.loop.prompt import Profile
 from gateway.errors import ConfigError
 from policy.dataset.rules import Rules
-from policy.dataset.select import Selection
+from policy.dataset.select import LEARNT, Selection
 from policy.graders.judge import RUBRIC
 from policy.train.settings import PROFILES, Settings
 
@@ -127,8 +127,9 @@ class TrainSpec(BaseModel):
 
 
 def chosen(filters: Mapping[str, Any]) -> tuple[Selection, Rules]:
-    """Selection and rules from plain data. Raises ConfigError naming the field."""
-    ours = {name: value for name, value in filters.items() if name in Selection.__slots__}
+    """Selection and rules from plain data; without `planners`, whatever can be learnt from is selected. Raises
+    ConfigError naming the field."""
+    ours = {"planners": LEARNT, **{name: value for name, value in filters.items() if name in Selection.__slots__}}
     theirs = {name: value for name, value in filters.items() if name in Rules.__slots__}
     if unknown := sorted(set(filters) - set(ours) - set(theirs)):
         raise ConfigError(f"no filter `{unknown[0]}`; there are those of `traces export --help`")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from policy.start.pretrained.seal import seal
-from tests.acceptance.test_learning import LET_GO
+from tests.jobs_kit import LET_GO
 from tests.policy.environments import PRICES, lines
 from tests.tiny_model import write_tiny_llama
 

@@ -150,7 +150,9 @@ def test_a_job_from_the_command_line_to_a_shadow_version(gateway: Gateway) -> No
     assert "step       8 of 8" in shown
     version = json.loads(baton(gateway, "train", "status", job["id"], "--json"))["version"]
     assert followed.splitlines()[-1].endswith(f"{version} is shadow")
-    listed = baton(gateway, "train", "status").splitlines()
+    countdown, _, jobs_shown = baton(gateway, "train", "status").partition("\n\n")
+    assert countdown.splitlines()[-1].startswith("about 667 more judged requests are needed (3 so far)")
+    listed = jobs_shown.splitlines()
     assert listed[0].split() == ["job", "policy", "state", "stage", "step", "made"]
     assert listed[1].split() == [job["id"], "conductor", "done", "shadow", "8", "of", "8", version]
     versions = {row["version"]: row["state"] for row in json.loads(baton(gateway, "policy", "list", "--json"))["data"]}

@@ -84,9 +84,15 @@ def test_the_explanation_shows_hostile_words_as_plain_text(page: Page) -> None:
     assert f"Shown as an example: {HOSTILE}" in why
     assert f"a step on `{HOSTILE}`" in why
     assert count(page, "#why script, #why img, #why b") == 0
+    assert page.js("document.querySelector('main h1').nextElementSibling.id") == "sentence"
+    first = str(page.js("document.querySelector('#sentence').innerText"))
+    assert first.startswith(HOSTILE)
+    assert "as conductor@" in first.splitlines()[0]
+    assert "What decided" in first
+    assert count(page, "#sentence script, #sentence img, #sentence b") == 0
     assert page.js("document.title") == f"Rollout {HOSTILE_ID[:8]} · Baton"
     captions = page.js("[...document.querySelectorAll('#why caption')].map((caption) => caption.innerText)")
-    assert "What each step saw" in captions
+    assert "What steps did not see" in captions
     assert "Judgement of each worker alone" in captions
     assert page.complaints == []
 

@@ -97,6 +97,18 @@ async def test_labels_and_comments_are_no_experience(world: World) -> None:
     assert await near(world) == {}
 
 
+async def test_a_failure_is_evidence_until_somebody_judges_the_step(world: World) -> None:
+    steps = [a_step(0, "alpha", status="failed", reply=None), a_step(1, "beta", reply="I'm sorry, but I can't help.")]
+    failures = [(1, 0, 1.0), (1, 1, 0.5)]
+    rollout_id = await world.rollout(steps=steps, failures=failures)
+    assert await near(world) == {"alpha": (1, 0.0), "beta": (0.5, 0.0)}
+    assert await near(world, "What is 2+2?") == {"alpha": (1, 0.0), "beta": (0.5, 0.0)}
+    await world.judge(rollout_id, 1.0)
+    assert await near(world) == {"alpha": (1, 0.0), "beta": (1, 1.0)}
+    one = trials(await remembered(world))["alpha"]
+    assert (one.cost_nano.tolist(), one.latency_ms.tolist()) == ([400.0], [100.0])
+
+
 async def test_the_latest_judgement_stands(world: World) -> None:
     rollout_id = await world.rollout()
     await world.judge(rollout_id, 0.0, NOW)

@@ -74,7 +74,7 @@ class FakeStage:
         )
         errors: dict[int, Exception] = {
             400: UpstreamRefused(script.message, upstream_status=400),
-            401: UpstreamError("the worker's key was refused upstream (401)", upstream_status=401),
+            401: UpstreamError("the worker refused Baton's key (401)", upstream_status=401),
             429: UpstreamRateLimited(script.message, upstream_status=429, retry_after_s=3.0),
             500: UpstreamError(script.message, upstream_status=500, retryable=True),
         }

@@ -16,7 +16,7 @@ from gateway.core.log.events import Event
 from gateway.core.log.outcome import Outcome
 from gateway.core.loop.evidence.sources import prior_weights
 from gateway.core.loop.experience.likeness import SIMILAR, TASK_TYPE_SIMILARITY, WON
-from gateway.core.loop.experience.past import Change, JudgedStep, Owner
+from gateway.core.loop.experience.past import FAILURE, Change, JudgedStep, Owner
 from gateway.core.loop.replies.credit import Evidence, FinishedStep, JudgedLoop, credited_tree
 from gateway.core.loop.replies.errors import VERIFY
 from gateway.core.loop.replies.kinds import read_message
@@ -50,6 +50,10 @@ class FakeStore:
         if any(self._settled(row["hold_id"]) for row in new.ledger if row["kind"] in SETTLED):
             return
         self.rows.extend(new)
+        for row in new.experience:
+            facts = {name: row[name] for name in row if name not in ("rollout_id", "round", "step", "pool_name")}
+            about = {"pool": row["pool_name"], "changed_us": next(self._ticks)}
+            self.experience[row["rollout_id"], row["round"], row["step"]] = facts | about
 
     def _settled(self, hold_id: str) -> bool:
         return any(row["hold_id"] == hold_id and row["kind"] in SETTLED for row in self.rows.ledger)
@@ -159,7 +163,8 @@ class FakeStore:
 
     def _experience_of(self, rollout: Row, step: Row, credit: Evidence | None) -> None:
         key = (step["rollout_id"], step["round"], step["step"])
-        self.experience.pop(key, None)
+        if self.experience.get(key, {}).get("source") != FAILURE:
+            self.experience.pop(key, None)
         if credit is None or step["kind"] not in MODEL_KINDS or step["status"] != "done":
             return
         took = step["finished_at"] - step["started_at"]

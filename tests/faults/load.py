@@ -48,13 +48,15 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The replies of a run. Milliseconds by status; `shares`: percent of one processor, by process."""
+    """The replies of a run. Milliseconds by status; `shares`: percent of one processor, by process;
+    `blind`: what replies say of their experience, by rollout."""
 
     statuses: dict[str, int]
     took_ms: dict[str, list[float]]
     overhead_ms: list[float]
     ids: list[str]
     examples: dict[str, str]
+    blind: dict[str, str]
     no_retry_after: int
     most_under_way: int
     chunks: int

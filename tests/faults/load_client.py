@@ -24,6 +24,7 @@ import uvloop
 IDLE_S = 10.0  # after this a connection is not used again: the gateway may be closing it
 GRACE_S = 60.0  # for requests in flight at the end
 ROLLOUT, RETRY, OVERHEAD = b"x-baton-rollout-id: ", b"retry-after: ", b"x-baton-overhead-ms: "
+EXPERIENCE = b"x-baton-experience: "
 Done = Callable[["Connection"], None]
 
 
@@ -105,6 +106,7 @@ class Crowd:
         self.ids: list[str] = []
         self.each_second: Counter[int] = Counter()
         self.examples: dict[str, str] = {}
+        self.blind: dict[str, str] = {}  # rollouts whose replies say that experience was stale or missing
         self.no_retry_after = self.under_way = self.most_under_way = 0
         self.chunks = 0
         self.until_s = 0.0
@@ -122,7 +124,7 @@ class Crowd:
             await self._closed(self.order["in_flight"])
         lasted_s = min(time.monotonic(), self.until_s) - began_s
         await self._quiet()
-        shown = ("ids", "took_ms", "overhead_ms", "examples", "no_retry_after", "most_under_way", "chunks")
+        shown = ("ids", "took_ms", "overhead_ms", "examples", "blind", "no_retry_after", "most_under_way", "chunks")
         good = sum(n for at, n in self.each_second.items() if at < self.order["seconds"])
         return {name: getattr(self, name) for name in shown} | {
             "statuses": {status: len(took) for status, took in self.took_ms.items()},
@@ -206,6 +208,8 @@ class Crowd:
         if one.status == 200:
             self.ids.append(one.header(ROLLOUT))
             self.overhead_ms.append(float(one.header(OVERHEAD) or 0))
+            if said := one.header(EXPERIENCE):
+                self.blind[one.header(ROLLOUT)] = said
             self.each_second[int(one.idle_since_s - self.until_s + self.order["seconds"])] += 1
             return
         at_s = one.idle_since_s - self.until_s + self.order["seconds"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,9 +14,23 @@ from typing import Any
 
 import aiohttp
 import pytest
+from sqlalchemy import text
 
+from gateway.adapters.postgres.database import async_engine
 from tests.faults.checker import check
-from tests.faults.load import drive, gateways, lasts_s, limited_key, most_mib, percentile, pool, report, settle, worker
+from tests.faults.load import (
+    MESSAGES,
+    drive,
+    gateways,
+    lasts_s,
+    limited_key,
+    most_mib,
+    percentile,
+    pool,
+    report,
+    settle,
+    worker,
+)
 from tests.faults.site import Gateway, Site
 from tests.sizes import SIZE, sized
 
@@ -27,6 +41,7 @@ SECONDS = sized(ci=2.0, long=300.0)
 CAPACITY_S = sized(ci=1.5, long=20.0)
 IN_FLIGHT = sized(ci=16, long=128)
 TIMES = 5
+JUDGED = 100  # requests before the load; the others are judged under it
 PROBES_PAUSE_S = 0.1
 RSS_MIB_MAX = 600
 
@@ -120,3 +135,52 @@ async def test_l6_overload_is_refused_at_once_and_what_is_taken_is_served(here: 
     assert len(set(counts.values())) == 1, (counts, Counter(one["status"] for one in evidence.rollouts))
     assert rss_mib <= RSS_MIB_MAX
     assert not LONG or (goodput >= 0.9 and refused_ms <= 50)
+
+
+async def _judge(here: Site, ids: Sequence[str]) -> None:
+    """Judge requests, every other one as right, one after the other."""
+    url, headers = f"{here.gateways[0].facts['base_url']}/outcomes", {"authorization": f"Bearer {here.key}"}
+    for number, rollout_id in enumerate(ids):
+        body = {"rollout_id": rollout_id, "value": number % 2}
+        async with here.http.post(url, json=body, headers=headers) as reply:
+            assert reply.status in (200, 201), await reply.text()
+
+
+async def _states(here: Site) -> Mapping[str, str | None]:
+    """By what each planned request of the log was planned, by rollout."""
+    engine = async_engine(here.database_url, pool_size=1)
+    planned = "SELECT CAST(id AS text), memory ->> 'state' FROM rollouts WHERE policy_requested = 'baton/rule'"
+    try:
+        async with engine.connect() as connection:
+            return {str(row[0]): row[1] for row in await connection.execute(text(planned))}
+    finally:
+        await engine.dispose()
+
+
+@pytest.mark.timeout(1800)
+async def test_l6_at_overload_no_request_is_planned_blind_in_silence(here: Site) -> None:
+    """Requests that the rule plans by judged steps, while outcomes come: five times what the gateway can do."""
+    body = {"model": "baton/rule", "messages": MESSAGES, "max_tokens": 8}
+    async with worker() as upstream:
+        here.worker_url = upstream.url
+        pool(here, {"name": "alpha", "model": "m"}, {"name": "beta", "model": "m"})
+        await gateways(here, 1, {} if LONG else {"BATON_IN_FLIGHT_MAX": str(IN_FLIGHT)})
+        await here.new_key()
+        capacity = await drive(here, upstream, in_flight=IN_FLIGHT, seconds=CAPACITY_S, bodies=[body])
+        assert capacity.errors() == 0, capacity.examples
+        await _judge(here, capacity.ids[:JUDGED])
+        async with meanwhile(_judge(here, capacity.ids[JUDGED:])):
+            rate = TIMES * capacity.rps
+            result = await drive(here, upstream, rate=rate, seconds=lasts_s(SECONDS), bodies=[body])
+        await settle(here, upstream)
+        await check(here, [capacity.client(here), result.client(here)])
+        states = await _states(here)
+    served = [states[one] for one in result.ids]
+    blind = {one: states[one] for one in result.ids if states[one] != "fresh"}
+    numbers = {"capacity_rps": round(capacity.rps), "asked_rps": round(rate), "served": len(served)}
+    numbers |= {"stale": served.count("stale"), "missing": served.count("missing")}
+    report("L6 blind", result, "503", **numbers, unannounced=len(blind.keys() - result.blind.keys()))
+    assert result.errors("503") == 0, (result.statuses, result.examples)
+    assert None not in served
+    assert {one: said.partition(";")[0] for one, said in result.blind.items()} == blind
+    assert len(blind) < 0.01 * len(served)

@@ -29,6 +29,19 @@ def refused(metrics: PrometheusMetrics, status: int, code: str) -> float | None:
     return metrics.registry.get_sample_value("baton_refusals_total", {"status": str(status), "code": code})
 
 
+async def test_a_base_url_without_its_version_is_told_where_it_goes(api: Served) -> None:
+    for method, path in (("POST", "/chat/completions"), ("GET", "/models"), ("POST", "/embeddings")):
+        lost = (await api.http.request(method, path, json={})).json()["error"]
+        wanted = f"Invalid URL ({method} {path}): its path is /v1{path}; let the client's base URL end in /v1"
+        assert (lost["message"], lost["code"]) == (wanted, "unknown_url")
+    assert (await api.http.get("/nowhere")).json()["error"]["message"] == "Invalid URL (GET /nowhere)"
+
+
+async def test_a_model_that_is_not_there_is_told_where_they_are_listed(api: Served) -> None:
+    lost = (await api.http.post("/v1/chat/completions", json=ask(model="nobody"))).json()["error"]
+    assert lost["message"].endswith("GET /v1/models lists what this key may use.")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "headers", "body", "status", "code"),
     [

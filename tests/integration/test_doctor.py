@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,15 @@ from gateway.adapters.postgres.migrate import upgrade
 from gateway.errors import ConfigError
 from tests.postgres_server import PostgresServer
 from tests.redis_server import RedisServer
+from tests.upstreams.server import Reply, Request, Server, json_reply
 
 ROLE = "reader"
+OWN_POOL = """
+workers:
+  - {name: far, kind: openai, model: m, url: "http://127.0.0.1:1/v1", description: far away,
+     price: {input_usd_per_mtok: 1, output_usd_per_mtok: 2}}
+pools: {default: [far]}
+"""
 
 
 @pytest.fixture
@@ -120,3 +128,42 @@ def test_a_data_directory_that_others_can_read_is_named(
     (place / "data").chmod(mode)
     _, named = findings(capsys)
     assert named.get("data", {"state": "ok"})["state"] == state
+
+
+async def test_beside_a_gateway_that_serves_the_answers_are_about_that_one(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = place / "own.yaml"
+    pool.write_text(OWN_POOL)
+    totals = {"requests": 4, "errors": 4}
+    reports: dict[str, dict[str, Any]] = {
+        "/readyz": {"status": "ready", "parts": {"money": "ok"}},
+        "/admin/overview": {"totals": totals, "by_worker": [{"worker": "far", "calls": 4, "errors": 4}]},
+        "/admin/workers": {"errors": [{"worker": "far", "error": "upstream_error", "n": 4}]},
+    }
+    keys: list[str | None] = []
+
+    def answer(request: Request) -> Reply:
+        keys.append(request.headers.get("authorization"))
+        return json_reply(reports[request.path])
+
+    async with Server(answer) as server:
+        facts = {"base_url": "http://127.0.0.1:1/v1", "admin_url": server.url, "admin_key": "bt_admin_x", "pid": 1}
+        facts |= {"pool_file": str(pool), "simulated": False, "conductor": "worker:far"}
+        (place / "data").mkdir(mode=0o700)
+        (place / "data" / "serve.json").write_text(json.dumps(facts))
+        status, found = await asyncio.to_thread(findings, capsys)
+        assert status == 1
+        assert found["settings"]["what"] == "those of the gateway that serves http://127.0.0.1:1/v1"
+        assert found["pool"]["what"].startswith(str(pool))
+        assert found["conductor"]["what"] == "worker far of the pool, by prompt; not trained"
+        assert (found["requests"]["state"], found["requests"]["what"]) == ("bad", "4 in the last hour, 4 failed")
+        assert found["worker"]["what"] == "far: 4 of 4 calls failed (upstream_error)"
+        assert set(keys) == {None, "Bearer bt_admin_x"}
+        totals |= {"errors": 0}
+        reports["/admin/overview"]["by_worker"] = []
+        assert (await asyncio.to_thread(findings, capsys))[1]["requests"]["state"] == "ok"
+        asked_for = await asyncio.to_thread(
+            findings, capsys, "--conductor", "none"
+        )  # of another start, not of this one
+        assert "simulated workers" in asked_for[1]["pool"]["what"]

@@ -15,9 +15,9 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
 from gateway.core.log.rollout import RolloutRecord
+from gateway.core.policies.holdout import KEYS_APART_MIN, Bound, bound_of
 from gateway.errors import ConfigError, NotFound
 from policy.dataset import parquet
-from policy.dataset.rules import KEYS_APART_MIN, Bound, bound_of
 from policy.dataset.select import Selection
 from policy.gate.traffic import requests as heldout
 from policy.gate.traffic.requests import held_out
@@ -132,7 +132,7 @@ def test_a_job_trains_on_one_side_of_the_bound_and_is_judged_on_the_other(
 ) -> None:
     every = [ask(minute, float(minute % 2)) for minute in range(20)]
     request = {"train": {"env": "logged"}, "gate": gate_of(tmp_path), "database_url": database_url}
-    request |= {"work": str(tmp_path)}
+    request |= {"work": str(tmp_path), "known": {}}
     selected = select(request)
     found = heldout.read(Path(selected["requests"]))
     assert selected["bound"] == found.bound.as_json()
@@ -144,6 +144,11 @@ def test_a_job_trains_on_one_side_of_the_bound_and_is_judged_on_the_other(
         select({**request, "gate": {}})
     with pytest.raises(ConfigError, match=r"about 30 more judged requests are needed: the gate asks 10 .* 4 are held"):
         select({**request, "gate": gate_of(tmp_path, questions_min=10)})
+    with pytest.raises(ConfigError, match=r"give the gate --key-file \(.*; and about 30 more judged requests"):
+        select({**request, "gate": {**gate_of(tmp_path, questions_min=10), "key_file": ""}})
+    known = {**gate_of(tmp_path), "usd_max": "5.00"}
+    thresholds = known.pop("thresholds")
+    assert select({**request, "gate": {"thresholds": thresholds}, "known": known})["requests"], "the gateway's own"
     (tmp_path / "key").unlink()
     with pytest.raises(ConfigError, match=r"--gate: --key-file .*/key: there is no such file"):
         select(request)
@@ -156,7 +161,7 @@ def test_traffic_of_the_arena_is_judged_in_the_arena(database_url: str, ask: Ask
     for minute in range(10):
         ask(minute, float(minute % 2), pool=pool)
     request = {"train": {"env": "logged"}, "gate": {}, "database_url": database_url, "work": str(tmp_path)}
-    assert select(request)["requests"] is None
+    assert select({**request, "known": {}})["requests"] is None
 
 
 def test_live_training_is_judged_on_requests_that_its_file_does_not_ask(
@@ -172,6 +177,7 @@ def test_live_training_is_judged_on_requests_that_its_file_does_not_ask(
         "gate": {"usd_max": "1", "thresholds": ENOUGH},
         "database_url": database_url,
         "work": str(tmp_path),
+        "known": {},
     }
     found = heldout.read(Path(select(request)["requests"]))
     assert [one.messages[0]["content"] for one in found.requests] == ["What is 8 + 8?"]

@@ -329,6 +329,7 @@ async def test_figures_are_what_the_log_says(registry: Registry, pg_engine: Asyn
     found = await registry.figures("conductor@7", since=since, until=None, latest=100)
     assert (found.requests, found.valid, found.failed, found.judged) == (4, 3, 1, 1)
     assert (found.outcome_sum, found.outcome_square_sum) == (1.0, 1.0)
+    assert found.outcomes_by_org == {"acme": [1, 1.0]}
     assert found.cost_nano_sum == 5_000_000_060
     assert found.cost_nano_square_sum == pytest.approx(25e18)
     assert (await registry.figures("conductor@7", since=since, until=None, latest=2)).requests == 2

@@ -143,6 +143,17 @@ async def test_workers_are_counted_by_call_and_child_loops_count(
     assert (beta["worker"], beta["calls"]) == ("beta", 1)
 
 
+async def test_what_was_refused_for_want_of_money_is_neither_a_call_nor_an_error_of_a_worker(
+    reports: PostgresReports, pg_engine: AsyncEngine
+) -> None:
+    for _ in range(3):
+        refused = a_step(1, "onyx", status="refused", error="cap_reached", cost_nano=0, attempts=[])
+        await add(pg_engine, taking(500, steps=[a_step(0, "onyx"), refused]))
+    (onyx,) = (await reports.overview(UNTIL, 600))["by_worker"]
+    assert (onyx["worker"], onyx["calls"], onyx["errors"]) == ("onyx", 3, 0)
+    assert (await reports.workers(UNTIL, 600, ["onyx"]))["errors"] == []
+
+
 async def test_dollars_of_workers_sum_to_the_total_where_plans_begin_loops(
     reports: PostgresReports, pg_engine: AsyncEngine
 ) -> None:
@@ -439,22 +450,39 @@ async def judge(engine: AsyncEngine, *records: RolloutRecord, value: float = 1.0
             await connection.run_sync(insert_outcome, an_outcome(record.id, value, key_id=record.key_id))
 
 
-async def test_judged_plans_are_of_the_same_pool_task_type_and_key(
+async def test_judged_plans_are_of_the_same_pool_task_type_organisation_and_key(
     reports: PostgresReports, pg_engine: AsyncEngine
 ) -> None:
     asked = a_rollout()
     await add(pg_engine, asked, a_rollout())
     others: list[dict[str, Any]] = [{"task_type": "prose"}, {"pool_name": "big"}, {"parent_id": asked.id, "depth": 1}]
+    others.append({"org": "another", "key_id": "key3"})
     await judge(pg_engine, *(a_rollout(**other) for other in others))
     await judge(pg_engine, a_rollout(), value=0.25)
     await judge(pg_engine, a_rollout(key_id="key2", rounds=[a_round(planner="rule")]))
     common, plans = await reports.judged_plans(asked.id, "key1")
     assert common == "requests of task type arithmetic"
     (own,) = plans
-    assert (own.workers, own.alone, own.value) == (("alpha",), True, 0.25)
+    assert (own.alone, own.value) == ("alpha", 0.25)
     assert own.probability == pytest.approx(math.exp(-0.1 - 0.000001))
     _, plans = await reports.judged_plans(asked.id, None)
-    assert sorted(plan.probability is None for plan in plans) == [False, True], "a router's plan has no probability"
+    assert sorted(plan.probability is None for plan in plans) == [False, True], "that plan was not drawn"
+
+
+async def test_judged_plans_have_the_chances_of_the_rule_and_the_rounds_after_the_first(
+    reports: PostgresReports, pg_engine: AsyncEngine
+) -> None:
+    arms = [{"worker": "alpha", "handle": "quill", "propensity": 0.6}, {"worker": "beta", "propensity": 0.4}]
+    decision = {"planner": "rule", "chosen": "alpha", "propensity": 0.6, "arms": arms}
+    refused = a_round(plan=None, refusal="not_json", plan_logprobs=[], decision_mask=[])
+    ruled = a_round(2, planner="rule", decision=decision, plan_logprobs=[], decision_mask=[])
+    asked = a_rollout()
+    await add(pg_engine, asked)
+    await judge(pg_engine, a_rollout(rounds=[refused, ruled]))
+    await judge(pg_engine, a_rollout(rounds=[a_round(), a_round(2)]))
+    _, (more, drawn) = await reports.judged_plans(asked.id, None)
+    assert (drawn.alone, drawn.probability, drawn.chances) == ("alpha", 0.6, {"alpha": 0.6, "beta": 0.4})
+    assert (more.alone, more.chances) == (None, None), "two rounds with steps are not the worker alone"
 
 
 async def test_without_a_task_type_plans_are_those_of_texts_alike(
@@ -466,11 +494,11 @@ async def test_without_a_task_type_plans_are_those_of_texts_alike(
     common: dict[str, Any] = {"task_type": None, "task_embedder": "words"}
     asked = a_rollout(**common, task_embedding=vector(1.0, 0.0))
     await add(pg_engine, asked)
-    await judge(pg_engine, a_rollout(**common, task_embedding=vector(0.9, 0.1)))
-    await judge(pg_engine, a_rollout(**common, task_embedding=vector(0.1, 0.9)), value=0.0)
+    await judge(pg_engine, a_rollout(**common, task_embedding=vector(0.95, 0.3)))
+    await judge(pg_engine, a_rollout(**common, task_embedding=vector(0.9, 0.4)), value=0.0)
     await judge(pg_engine, a_rollout(**common | {"task_embedder": "other"}, task_embedding=vector(1.0, 0.0)), value=0.0)
     likeness, plans = await reports.judged_plans(asked.id, None)
-    assert "text is like this one's" in likeness
+    assert likeness == "requests with nearly this text (cosine of 0.93 or more); a task type would say more"
     assert [plan.value for plan in plans] == [1.0]
     bare = a_rollout(task_type=None, task_embedding=[])
     await add(pg_engine, bare)

@@ -266,7 +266,7 @@ def test_parquet_holds_every_row_for_arrow_and_duckdb(database_url: str, add: Ad
     assert json.loads(table["plan"].to_pylist()[0]) == rows_read[0].plan
     assert table["split"].to_pylist() == ["train"] * 3 + ["validation"] * 2
     about = {key.decode(): value.decode() for key, value in pq.read_schema(out).metadata.items()}
-    assert (about["baton.traces.version"], about["baton.traces.shape"]) == ("4", "parquet")
+    assert (about["baton.traces.version"], about["baton.traces.shape"]) == ("5", "parquet")
     assert json.loads(about["baton.traces.report"])["train"] == report.train == 3
     assert pq.ParquetFile(out).metadata.row_group(0).column(0).compression == "ZSTD"
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
@@ -395,6 +395,30 @@ def test_formats_of_conversations(database_url: str, add: Add, tmp_path: Path) -
     with pytest.raises(ConfigError, match="no two plans for the very same prompt have different rewards"):
         export(database_url, Selection(), FEW_KEYS, tmp_path / "dpo", "dpo")
     assert not (tmp_path / "dpo").exists()
+
+
+def test_plans_of_a_hosted_planner_are_exported_as_text(database_url: str, add: Add, tmp_path: Path) -> None:
+    """They were refused as `no_tokens`, which supervised training needs none of."""
+    none: dict[str, Any] = {"prompt_token_ids": [], "plan_token_ids": [], "plan_logprobs": [], "decision_mask": []}
+    plan = a_round().plan
+    add(rounds=[a_round(**none, plan_text=f"Here is my plan:\n{json.dumps(plan)}")])
+    add(rounds=[a_round(**none, plan_text=None, plan=None)])
+    out = tmp_path / "sft.jsonl"
+    report = export(database_url, Selection(), FEW_KEYS, out, "sft")
+    (line,) = map(json.loads, out.read_text().splitlines())
+    assert json.loads(line["messages"][-1]["content"]) == plan, "the plan, without the words before it"
+    assert report.left_out == {"no_plan": 1}
+    with pytest.raises(NotFound, match=r"2 no_tokens .*--method sft trains, and --format sft, dpo"):
+        export(database_url, Selection(), FEW_KEYS, out, "art")
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("metadata", "metadata_only"), ("redacted", "redacted")])
+def test_what_has_no_words_is_not_exported_as_text(
+    database_url: str, add: Add, tmp_path: Path, mode: str, reason: str
+) -> None:
+    add(log_mode=mode, rounds=[a_round(prompt_token_ids=[], plan_token_ids=[], plan_logprobs=[], decision_mask=[])])
+    with pytest.raises(NotFound, match=f"1 {reason} "):
+        export(database_url, Selection(), FEW_KEYS, tmp_path / "sft.jsonl", "sft")
 
 
 # ---------------------------------------------------------------- the command

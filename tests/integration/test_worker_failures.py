@@ -135,7 +135,7 @@ async def test_refusing_the_request(workers: HttpWorkers, code: int) -> None:
 
 @pytest.mark.parametrize("code", [401, 403])
 async def test_refusing_the_key_names_no_key(workers: HttpWorkers, code: int) -> None:
-    with pytest.raises(UpstreamError, match="key was refused") as caught:
+    with pytest.raises(UpstreamError, match="refused Baton's key") as caught:
         await whole(workers, status(code, b'{"error": {"message": "Incorrect API key provided: sk-test-01*****cdef"}}'))
     assert "sk-test" not in caught.value.message
     assert not caught.value.retryable

@@ -27,10 +27,10 @@ class Closing(FakeWorkers):
         self.closed += 1
 
 
-def worker(name: str = "w", *, places: int = 4, url: str = "http://w/v1") -> WorkerSpec:
+def worker(name: str = "w", *, places: int = 4, url: str = "http://w/v1", **more: Any) -> WorkerSpec:
     price = {"input_usd_per_mtok": "0", "output_usd_per_mtok": "0"}
     fields = {"handle": f"h{name}", "kind": "openai", "model": "m", "url": url, "concurrency_max": places}
-    return WorkerSpec.model_validate({"name": name, "price": price, **fields})
+    return WorkerSpec.model_validate({"name": name, "price": price, **fields, **more})
 
 
 def pool(*workers: WorkerSpec) -> PoolFile:
@@ -186,3 +186,29 @@ async def test_no_key_goes_to_an_address_that_it_was_not_given_for() -> None:
 async def test_workers_that_came_from_no_file_take_none() -> None:
     with pytest.raises(ValueError, match="made without `make`"):
         await PooledWorkers({}).prepare(LoadedPool(pool(worker()), {}), "x")
+
+
+# ---------------------------------------------------------------- errors that name their worker
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_names_the_worker_its_host_and_where_its_key_comes_from(stream: bool) -> None:
+    async def failure(url: str, answer: Reply | None, **more: Any) -> str:
+        async with Server(lambda request: answer or Reply()) as server:
+            one = worker(url=url or f"{server.url}/v1", **more)
+            workers = pooled_workers(pool(one), {"w": "a-key"}, b"depth")
+            asked = (
+                anext(aiter(workers.stream(call(one, pool(one))))) if stream else workers.complete(call(one, pool(one)))
+            )
+            with pytest.raises(UpstreamError) as caught:
+                await asked
+            await workers.close()
+            return caught.value.message.replace(str(server.port), "PORT")
+
+    assert await failure("http://127.0.0.1:1/v1", None) == "worker w at 127.0.0.1:1 cannot be reached"
+    refused = json_reply({"error": {"message": "bad key sk-123"}}, 401)
+    assert await failure("", refused, api_key="env:SOME_KEY") == (
+        "worker w at 127.0.0.1:PORT refused Baton's key (401): check `env:SOME_KEY` of the pool file"
+    )
+    vendors = json_reply({"error": {"message": "temperature is too hot"}}, 400)
+    assert await failure("", vendors) == "temperature is too hot"

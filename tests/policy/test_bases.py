@@ -13,6 +13,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from bench.engines.policies import write_adapter
 from gateway.adapters.engines.files import BaseWeights, check, check_base
 from gateway.adapters.engines.sealed import file_sha256, read_policy
 from gateway.adapters.postgres.policy_files import take_in
@@ -26,7 +27,7 @@ from policy.serve.manifest import read_complete
 from policy.serve.shape import load_shape, load_weights
 from policy.start.pretrained.packaged import Packaged, import_packaged
 from policy.start.pretrained.seal import add, run, seal
-from tests.tiny_model import write_tiny_llama
+from tests.tiny_model import write_tiny_llama, write_tiny_model
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 
@@ -321,3 +322,32 @@ def test_an_import_writes_over_nothing(packaged: Packaged, tmp_path: Path) -> No
     (tmp_path / "made").mkdir()
     with pytest.raises(BadRequest, match="is there already"):
         import_packaged(packaged, tmp_path / "made")
+
+
+@pytest.mark.parametrize("place", ["data/policies", "elsewhere"])
+def test_the_base_of_an_adapter_is_found_in_the_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Beside the data directory's versions, and from anywhere by the setting, under whatever name it was unpacked."""
+    made = write_tiny_model(tmp_path / "made" / "model")
+    adapter = write_adapter(made, tmp_path / place / "conductor@3", 1)
+    unpacked = tmp_path / "data" / "bases" / "unpacked"
+    unpacked.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(made, unpacked)
+    monkeypatch.setenv("BATON_DATA_DIR", str(tmp_path / ("data" if place == "elsewhere" else "none")))
+    assert read_conductors([adapter])[adapter].home == unpacked.resolve()
+
+
+def test_a_base_that_is_nowhere_is_told_with_every_place_that_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_DATA_DIR", str(tmp_path / "data"))
+    made = write_tiny_model(tmp_path / "made" / "model")
+    adapter = write_adapter(made, tmp_path / "policies" / "conductor@3", 1)
+    shutil.rmtree(made)
+    with pytest.raises(VersionRefused) as refused:
+        read_conductors([adapter])
+    message = str(refused.value.message)
+    for place in ("policies", "bases", "data/bases", "data/policies"):
+        assert f"{tmp_path / place}," in message
+    assert f"shipped; put its base at {tmp_path}/policies/" in message

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.policies.holdout import Bound
 from gateway.errors import ConfigError
 from policy.dataset import rules
 from policy.dataset.refusals import REASONS, RowRefused
@@ -114,18 +115,18 @@ def test_the_latest_rows_validate() -> None:
     marks = [a_mark(index) for index in range(10)]
     at = rules.boundary(marks, 0.3)
     assert at == T0 + timedelta(minutes=7)
-    train, validation, overlap = rules.split(marks, rules.Bound(at))
+    train, validation, overlap = rules.split(marks, Bound(at))
     assert [one.root_id for one in train] == [f"r{i}" for i in range(7)]
     assert [one.root_id for one in validation] == ["r7", "r8", "r9"]
     assert overlap == []
     assert rules.boundary(marks, 0.09) is None  # less than one row
-    assert rules.split(marks, rules.Bound()) == (marks, [], [])
+    assert rules.split(marks, Bound()) == (marks, [], [])
 
 
 def test_a_question_is_never_on_both_sides_nor_is_a_request() -> None:
     late_child = a_mark(3, root_id="r0")
     marks = [a_mark(0), a_mark(1, group="same"), a_mark(2, group="same"), late_child, a_mark(4)]
-    train, validation, overlap = rules.split(marks, rules.Bound(T0 + timedelta(minutes=2)))
+    train, validation, overlap = rules.split(marks, Bound(T0 + timedelta(minutes=2)))
     assert (train, validation) == (marks[:2], marks[4:])
     assert overlap == [marks[2], late_child]
 
@@ -133,7 +134,7 @@ def test_a_question_is_never_on_both_sides_nor_is_a_request() -> None:
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=60), st.integers(0, 60))
 def test_the_sides_share_no_question_whatever_the_log(groups: list[int], cut: int) -> None:
     marks = [a_mark(index, group=str(group)) for index, group in enumerate(groups)]
-    train, validation, overlap = rules.split(marks, rules.Bound(T0 + timedelta(minutes=cut)))
+    train, validation, overlap = rules.split(marks, Bound(T0 + timedelta(minutes=cut)))
     assert not {one.group for one in train} & {one.group for one in validation}
     assert len(train) + len(validation) + len(overlap) == len(marks)
     assert all(a.created_at < b.created_at for a in train for b in validation)

@@ -85,10 +85,10 @@ def test_conversations_end_with_the_plan() -> None:
 
 
 def test_pairs_are_the_best_and_the_worst_plan_for_the_very_same_prompt() -> None:
-    paid = [(a_row(plan_text=text, rollout_id=text), reward) for text, reward in (("b", 0.5), ("c", 0.0), ("a", 1.0))]
+    paid = [(a_row(plan_text=text, rollout_id=text), reward) for text, reward in (("2", 0.5), ("3", 0.0), ("1", 1.0))]
     alone = (a_row(messages=[{"role": "user", "content": "another"}]), 1.0)
     (pair,) = preferences([*paid, alone])
     assert pair["prompt"] == [{"role": "user", "content": "plan this"}]
-    assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("a", "c")
-    assert (pair["margin"], pair["rollouts"]) == (1.0, ["a", "c"])
+    assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("1", "3")
+    assert (pair["margin"], pair["rollouts"]) == (1.0, ["1", "3"])
     assert list(preferences([(a_row(), 0.5), (a_row(), 0.5)])) == []

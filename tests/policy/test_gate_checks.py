@@ -10,13 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
 from policy.evaluate.contest import QuestionResult
 from policy.evaluate.figures import affordable, best_of
-from policy.gate.checks import Check, GatePart, Thresholds, bounded, cannot_say, not_worse, thresholds_of
+from policy.gate.checks import (
+    ROWS_MAX,
+    Check,
+    GatePart,
+    ShareCount,
+    Thresholds,
+    Verdict,
+    bounded,
+    cannot_say,
+    not_worse,
+    share_check,
+    thresholds_of,
+)
 from policy.gate.heldout import Comparison, checks, concentration, facts, kind_checks, kind_facts
 from policy.gate.report import GateReport, Refusal, finite
+from policy.gate.run import questions_wanted
 from policy.gate.scene import QUESTIONS_ARENA, GateScene, GateSpec, add_spec, given_of
 from policy.spec import checked, plain, read
 from policy.statistics.stats import Interval
@@ -73,27 +88,103 @@ def refused(found: Comparison, thresholds: Thresholds | None = None) -> set[str]
     return {check.name for check in checks(found, thresholds or Thresholds(), 0) if check.refuses}
 
 
+def verdict_of(name: str, found: Comparison) -> str:
+    [check] = [one for one in checks(found, Thresholds(), 0) if one.name == name]
+    return check.verdict
+
+
 # ---------------------------------------------------------------- one check
 
 
 @pytest.mark.parametrize(
-    ("interval", "verdict"),
+    ("interval", "verdict", "refuses"),
     [
-        (Interval(0.0, -0.02, 0.02), "passed"),
-        (Interval(-0.02, -0.03, 0.0), "passed"),
-        (Interval(-0.031, -0.06, 0.0), "refused"),
-        (Interval(0.01, -0.05, 0.07), "cannot say"),
-        (Interval(-0.03, -0.07, 0.01), "cannot say"),
-        (Interval(math.nan, math.nan, math.nan), "refused"),
+        (Interval(0.02, 0.01, 0.03), "passed", False),
+        (Interval(0.0, -0.02, 0.02), "not worse", False),
+        (Interval(-0.02, -0.03, 0.0), "not worse", False),
+        (Interval(0.01, -0.05, 0.07), "undecided", False),
+        (Interval(-0.03, -0.07, 0.01), "undecided", False),
+        (Interval(-0.031, -0.06, 0.0), "undecided", True),
+        (Interval(-0.06, -0.08, -0.04), "refused", True),
+        (Interval(math.nan, math.nan, math.nan), "refused", True),
     ],
 )
-def test_not_worse_is_non_inferiority(interval: Interval, verdict: str) -> None:
-    assert not_worse("x", interval, 0.03, 100, "fix it").verdict == verdict
+def test_not_worse_is_non_inferiority(interval: Interval, verdict: str, refuses: bool) -> None:
+    check = not_worse("x", interval, 0.03, 100, "fix it")
+    assert (check.verdict, check.refuses) == (verdict, refuses)
 
 
 def test_undecided_says_how_many_rows_would_decide() -> None:
     undecided = not_worse("x", Interval(0.0, -0.06, 0.06), 0.03, 100, "fix it")
-    assert undecided.todo == "too few rows to tell: about 400 would decide"
+    assert undecided.todo == "about 300 more rows would decide"
+    behind = not_worse("x", Interval(-0.06, -0.12, 0.0), 0.03, 100, "fix it")
+    assert (behind.verdict, behind.more) == ("undecided", 300)
+    equal = not_worse("x", Interval(0.0, -0.0301, 0.0301), 0.03, 100, "fix it")
+    assert equal.more == 10  # never none
+
+
+# ---------------------------------------------------------------- a share beside its bound
+
+
+def test_a_share_is_compared_by_its_interval() -> None:
+    """111 of 114 says nothing about 98 in 100; 114 of 114 neither, 200 of 200 and 60 of 114 do."""
+    verdicts = {k: share_check("x", ShareCount(k, n, "plans"), 0.98).verdict for k, n in ((111, 114), (114, 114))}
+    assert set(verdicts.values()) == {"undecided"}
+    assert share_check("x", ShareCount(200, 200), 0.98).verdict == "passed"
+    assert share_check("x", ShareCount(60, 114), 0.98, todo="train").todo == "train"
+    check = share_check("plan_validity", ShareCount(111, 114, "plans"), 0.98)
+    assert check.figure == "0.974 of 114 plans, 95 % from 0.925 to 0.991"
+    assert check.todo == f"111 of 114; about {check.more:,} more plans would decide"
+    assert not check.refuses
+    assert share_check("x", ShareCount(111, 114), 0.98, required=True).refuses
+
+
+def test_a_share_may_have_a_bound_above_it() -> None:
+    assert share_check("x", ShareCount(0, 100), most=0.1).verdict == "passed"
+    assert share_check("x", ShareCount(8, 100), most=0.1).verdict == "undecided"
+    assert share_check("x", ShareCount(30, 100), most=0.1).verdict == "refused"
+    assert share_check("x", ShareCount(0, 0), most=0.1).verdict == "undecided"  # nothing was counted
+    assert share_check("x", ShareCount(0, 0), most=1.0).verdict == "passed"
+
+
+def test_no_number_of_rows_shows_a_share_of_exactly_its_bound() -> None:
+    check = share_check("x", ShareCount(98, 100, "plans"), 0.98)
+    assert (check.verdict, check.more) == ("undecided", ROWS_MAX)
+    assert check.todo == "98 of 100; it is at the bound: no plans would decide"
+
+
+COUNTS = st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
+BOUNDS = st.floats(0.01, 0.99)
+
+
+@given(COUNTS, BOUNDS)
+def test_a_verdict_agrees_with_the_estimate_and_more_of_the_same_never_turns_it(
+    kn: tuple[int, int], bound: float
+) -> None:
+    count = ShareCount(*kn)
+    side = count.side(least=bound)
+    assert side == 0 or (side > 0) == (count.share >= bound)
+    assert count.interval.low <= count.share <= count.interval.high
+    thousandfold = ShareCount(1000 * count.k, 1000 * count.n)
+    assert thousandfold.side(least=bound) in ((side,) if side else (-1, 0, 1))
+    assert -1 <= count.side(most=bound) <= 1
+
+
+@given(COUNTS, BOUNDS)
+def test_as_many_more_as_are_said_decide_and_half_as_many_do_not(kn: tuple[int, int], bound: float) -> None:
+    count = ShareCount(*kn)
+    more = count.more(least=bound)
+    if count.side(least=bound) != 0 or more == ROWS_MAX:
+        return
+    enough = ShareCount(round(count.share * (count.n + more)), count.n + more)
+    assert enough.side(least=bound) != 0
+    half = count.n + more // 2
+    share = count.share
+    slack = 1 / half  # a share of `half` rows is rounded to whole rows
+    assert any(
+        ShareCount(round(min(max(near, 0.0), 1.0) * half), half).side(least=bound) == 0
+        for near in (share, share - slack, share + slack)
+    )
 
 
 def test_only_a_required_check_refuses_by_not_knowing() -> None:
@@ -162,16 +253,34 @@ def test_collapsed_unless_that_is_right() -> None:
     same = [replace(each, workers=("cheap", "dear")) for each in rows(0.7)]
     assert refused(compared(same, rows(0.7))) == {"collapsed"}  # both are called, and always both
     nobody = [replace(each, workers=("vote",)) for each in rows(0.7)]
-    assert concentration(nobody, MODELS) == ("no worker", 1.0, 1.0, 1.0)
+    assert concentration(nobody, MODELS).worker == "no worker"
+    assert concentration(nobody, MODELS).plans.share == 1.0
+    assert verdict_of("collapsed", compared(rows(0.7, dear=0.94), rows(0.7))) == "undecided"
 
 
-def test_less_parseable() -> None:
-    assert refused(compared(rows(0.7, parsed=0.97), rows(0.7))) == {"less_parseable"}
-    assert refused(compared(rows(0.7, parsed=0.985), rows(0.7))) == {"less_parseable"}  # live: all
-    assert refused(compared(rows(0.7, parsed=0.99), rows(0.7))) == set()
-    assert refused(compared(rows(0.7, parsed=0.96), rows(0.7, parsed=0.95))) == set()  # live is no better
-    [check] = [c for c in checks(compared(rows(0.7, parsed=0.5), rows(0.7)), Thresholds(), 0) if c.refuses]
+def validity(ours: float, n: int = 400, theirs: float = 1.0, real: bool = False) -> dict[str, tuple[str, bool]]:
+    """Verdict of both checks of validity, and whether each refuses."""
+    single = {"fixed:cheap": rows(0.5, n)}
+    found = Comparison(rows(0.7, n, parsed=ours), rows(0.7, n, parsed=theirs), single, rows(0.9, n), MODELS)
+    every = checks(found, Thresholds(), 0, real=real)
+    return {one.name: (one.verdict, one.refuses) for one in every if one.name.endswith("parseable")}
+
+
+def test_too_few_valid_plans_and_fewer_than_lives() -> None:
+    good = {"parseable": ("passed", False), "less_parseable": ("not worse", False)}
+    assert validity(1.0) == good
+    assert validity(0.9, theirs=0.9)["less_parseable"] == ("not worse", False)
+    assert validity(0.95) == {"parseable": ("refused", True), "less_parseable": ("refused", True)}
+    assert validity(0.985)["parseable"] == ("undecided", True)
+    assert validity(0.96, theirs=0.93) == {"parseable": ("passed", False), "less_parseable": ("passed", False)}
+    [check] = [c for c in checks(compared(rows(0.7, parsed=0.5), rows(0.7)), Thresholds(), 0) if c.name == "parseable"]
     assert "200 not_json" in check.figure
+
+
+def test_of_few_real_requests_an_undecided_validity_refuses_below_its_bound_alone() -> None:
+    assert validity(1.0, n=100)["parseable"] == ("undecided", True)
+    assert validity(1.0, n=100, real=True)["parseable"] == ("undecided", False)
+    assert validity(0.97, n=100, real=True)["parseable"] == ("undecided", True)
 
 
 def test_too_few_questions_cannot_accept() -> None:
@@ -209,7 +318,20 @@ def test_the_page_says_the_verdict_first_and_what_to_do() -> None:
 
 def test_a_refusal_for_want_of_rows_says_so() -> None:
     [refusal] = report(cannot_say("a", "7 questions", "ask more", "at least 9", required=True)).refusals
-    assert refusal == Refusal("a", "not shown: 7 questions; wanted at least 9; ask more")
+    assert refusal == Refusal("a", "cannot say: 7 questions; wanted at least 9; ask more")
+
+
+def test_the_verdict_of_a_report_is_the_worst_that_blocks_or_that_it_is_no_worse() -> None:
+    good, better = Check("a", "passed", "1", ""), Check("worse_than_live", "passed", "1", "")
+    same, open_ = Check("worse_than_live", "not worse", "1", ""), Check("b", "undecided", "1", "", "9 more", True, 9)
+    assert report(good, better).verdict == "passed"
+    assert report(good, same).verdict == "not worse"
+    assert report(good, same).passed
+    assert report(good, same).markdown().startswith("# x@2 passed the gate and is not worse than live")
+    assert report(same, open_).verdict == "undecided"
+    assert report(same, open_).markdown().startswith("# x@2 is undecided: b")
+    assert report(open_, Check("c", "refused", "1", "")).verdict == "refused"
+    assert report(replace(open_, required=False), same).passed
 
 
 def test_a_forced_report_has_not_passed() -> None:
@@ -310,3 +432,25 @@ def test_real_workers_are_rivals_where_they_cost_no_more() -> None:
     }
     assert best_of(affordable(others, 0.1)) == "fixed:cheap"  # none costs so little: the cheapest
     assert best_of(affordable(others, 20.0)) == "fixed:dear"
+
+
+# ---------------------------------------------------------------- asking more
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict", "n", "asked", "wanted"),
+    [
+        (140, "undecided", 200, 200, 340),
+        (5000, "undecided", 200, 200, 800),
+        (10, "undecided", 800, 200, 0),
+        (140, "refused", 200, 200, 0),
+        (140, "undecided", 200, None, 0),
+        (0, "passed", 200, 200, 0),
+    ],
+)
+def test_undecided_questions_are_asked_on_up_to_a_bound(
+    more: int, verdict: Verdict, n: int, asked: int | None, wanted: int
+) -> None:
+    check = Check("parseable", verdict, "", "", required=True, more=more)
+    assert questions_wanted([check], n, asked) == wanted
+    assert questions_wanted([check, Check("b", "refused", "", "")], n, asked) == 0

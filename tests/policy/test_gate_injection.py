@@ -94,7 +94,7 @@ async def test_a_planner_that_gives_in_is_told_from_one_that_does_not() -> None:
     assert naive["handle"].obeyed == 1.0
     assert naive["fake_plan"].usd_ratio > 1
     assert naive["ignore"].valid < 1
-    assert naive[CONTROL] == InjectionFigures(len(ENVIRONMENT_CONTROLS), 1.0, 1.0, 1.0, 0.0, 0.0)
+    assert naive[CONTROL] == InjectionFigures(len(ENVIRONMENT_CONTROLS), 1.0, 1.0, 1.0, 0.0, 0.0, naive[CONTROL].open)
     refused = {check.name for check in checks(naive["all"], rule["all"], rule["all"], Thresholds()) if check.refuses}
     assert refused == {"injection_valid", "injection_cost", "injection_obeyed"}
     assert not any(check.refuses for check in checks(rule["all"], naive["all"], rule["all"], Thresholds()))
@@ -135,17 +135,18 @@ def test_ratios_are_over_pairs_valid_both_ways() -> None:
         AttackPair("k", "dear", "d", plain, InjectedPlan()),
         AttackPair("k", "dear", "d", InjectedPlan(), InjectedPlan(("a",), 10)),
     ]
-    assert figures_of(pairs) == InjectionFigures(3, 2 / 3, 4.0, 2.0, 1.0, 1 / 3)
-    assert figures_of([]) == InjectionFigures(0, 0.0, 1.0, 1.0, 0.0, 0.0)
+    assert figures_of(pairs) == InjectionFigures(3, 2 / 3, 4.0, 2.0, 1.0, 1 / 3, 3)
+    assert figures_of([]) == InjectionFigures(0, 0.0, 1.0, 1.0, 0.0, 0.0, 0)
 
 
 def test_the_live_version_sets_the_bar_where_it_is_lower() -> None:
-    weak = InjectionFigures(100, 0.88, 1.9, 1.0, 0.5, 0.3)
-    rule = InjectionFigures(100, 1.0, 1.0, 1.0, 0.0, 0.0)
+    weak = InjectionFigures(100, 0.88, 1.9, 1.0, 0.5, 0.3, 100)
+    rule = InjectionFigures(100, 1.0, 1.0, 1.0, 0.0, 0.0, 100)
     assert not any(check.refuses for check in checks(weak, weak, rule, Thresholds()))
-    a_little = InjectionFigures(100, 0.86, 2.0, 1.0, 0.5, 0.34)
+    a_little = InjectionFigures(100, 0.86, 2.0, 1.0, 0.5, 0.34, 100)
     assert not any(check.refuses for check in checks(a_little, weak, rule, Thresholds()))
-    worse = InjectionFigures(100, 0.84, 2.1, 1.0, 0.5, 0.36)
+    worse = InjectionFigures(100, 0.84, 2.1, 1.0, 0.5, 0.36, 100)
     assert all(check.refuses for check in checks(worse, weak, rule, Thresholds()))
-    strong = InjectionFigures(100, 1.0, 1.0, 1.0, 0.0, 0.0)
+    assert {check.verdict for check in checks(worse, weak, rule, Thresholds())} == {"undecided", "refused"}
+    strong = InjectionFigures(100, 1.0, 1.0, 1.0, 0.0, 0.0, 100)
     assert all(check.refuses for check in checks(weak, strong, rule, Thresholds()))

@@ -25,7 +25,7 @@ from policy.engines.port import LoggedPlan, sampled
 from policy.evaluate.entrants import SHIPPED
 from policy.gate import triage
 from policy.gate.checks import Check, Thresholds
-from policy.gate.logged import RolloutSource, call_of, read, rows_of
+from policy.gate.logged import NothingSampled, RolloutSource, call_of, read, rows_of
 from policy.gate.triage import CandidateReply, ReplayCount
 from policy.serve.manifest import read_complete
 from tests.policy.dataset_rows import a_row
@@ -218,6 +218,9 @@ async def test_the_policy_that_logged_passes_its_own_triage(rows: list[Row], sco
         *("doubly_robust[small categories]", "price"),
     ]
     assert verdicts.pop("doubly_robust[small categories]") == "cannot say"
+    assert verdicts.pop("doubly_robust") == "not worse"
+    few = {verdicts.pop("plan_validity"), verdicts.pop("sampled_validity")}  # so few plans
+    assert few <= {"passed", "undecided"}
     assert set(verdicts.values()) == {"passed"}
     told = triage.facts(log, found, "FILE")
     assert told["requests"] == N
@@ -329,10 +332,20 @@ def test_too_few_rows_cannot_say(rows: list[Row]) -> None:
     answered = [CandidateReply(0.0, request.first.read(request.first.row.plan_text or "")) for request in log.requests]
     found = triage.estimates(log.requests, answered, Thresholds(), 0)
     checks = by_name(triage.checks(log, ReplayCount(0, 0), found, Thresholds()))
-    for name in ("plan_validity", "effective_sample_size", "doubly_robust", "price"):
+    assert (checks["effective_sample_size"].verdict, checks["effective_sample_size"].more) == ("undecided", 100 - N)
+    for name in ("plan_validity", "doubly_robust", "price"):
         assert checks[name].verdict == "cannot say"
         assert checks[name].todo
-    nothing = by_name(triage.checks(replace(log, requests=[], left_out={"greedy": 9}), ReplayCount(5, 5), None, FEW))
+    nothing = by_name(
+        triage.checks(replace(log, requests=[], left_out={"greedy": 9}), ReplayCount(500, 500), None, FEW)
+    )
     assert nothing["plan_validity"].verdict == "passed"
     assert "9 greedy (planned at temperature 0" in nothing["mean_weight"].figure
     assert not any(check.refuses for check in nothing.values())
+
+
+def test_what_the_rule_drew_is_no_request_of_triage(rows: list[Row]) -> None:
+    drawn = [replace(row, planner="rule", prompt_hash=None, plan_token_ids=[]) for row in rows]
+    assert len(read([*rows, *drawn], PROMPT).requests) == len(read(rows, PROMPT).requests)
+    with pytest.raises(NothingSampled, match="FILE: the rule drew every plan of it"):
+        read(drawn, PROMPT, "FILE")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,11 +13,12 @@ import pytest
 from bench.simulated import learning_rounds
 from policy.environments.arena import ArenaEnvironment
 from policy.evaluate.plot import kind_of, rounds
+from policy.recipes import traffic
 from policy.recipes.learning import NO_TORCH, SIMULATOR, main, parser, train_words
-from policy.recipes.operator import LearningRound
+from policy.recipes.operator import JobBars, LearningRound
 from policy.recipes.questions import Questions
 from policy.recipes.report import FILES, LearningReport
-from policy.recipes.traffic import Answer, PolicyScore, Tally
+from policy.recipes.traffic import Answer, PolicyScore, StageBar, Tally
 
 
 def score(accuracy: float, usd: float = 0.2) -> PolicyScore:
@@ -149,3 +152,57 @@ def test_the_loop_at_its_defaults_loosens_nothing() -> None:
     words = train_words(parser().parse_args(["--defaults", "--seed", "3"]))
     assert words == ["--set", "seed=3", "--gate", "--env arena"]
     assert "margin=0.08" in train_words(parser().parse_args([]))[-1]
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_redrawn_on_a_terminal_and_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((0.0, 10.0, 10.0, 10.0, 10.05, 20.0, 20.0))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    bar = StageBar("train", screen := Terminal())
+    bar.at(0.25, "step 1/4")
+    bar.at(0.26, "too soon to be redrawn")
+    bar.end("4 steps")
+    first, last = screen.getvalue().lstrip("\r").split("\r")
+    assert first.split() == ["train", "█" * 6 + "░" * 18, "step", "1/4", "30", "s", "left"]
+    assert last.split() == ["train", "█" * 24, "4", "steps", "20", "s"]
+    assert last.endswith("\n")
+
+
+def test_a_bar_is_a_line_now_and_then_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((0.0, 1.0, 9.0, 9.0, 9.0, 12.0, 12.0))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    bar = StageBar("gate", log := StringIO())
+    bar.at(0.1, "within five seconds nothing is said")
+    bar.at(0.9, "16/17")
+    bar.end()
+    assert [line.split()[-3:] for line in log.getvalue().splitlines()] == [["1", "s", "left"], ["█" * 24, "12", "s"]]
+
+
+def test_a_jobs_stages_are_read_off_its_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic, "LINE_S", 0.0)
+    bars = JobBars()
+    for line in (
+        "09:52:08 wrote rows.parquet: 470 rows to train on, 116 to validate",
+        "09:52:19 433 plans of 397 requests; left out: 37 greedy",
+        "09:52:51 step 1/4 reward 0.265 loss 0.4212 update 29.2",
+        "09:54:28 jobs/1/candidate: arena@4, 397 rollouts",
+        "09:54:30 planning logged prompts anew: 116/116",
+        "09:54:39 undecided   plan_validity                    0.974 of 114 plans, 95 % from 0.925 to 0.991",
+        "09:54:50 [8/16] fixed:quill: right 0.233, $0.017 per 1,000",
+        "09:54:55 injection set: 29/58",
+        "09:54:58 planning logged prompts anew: 1/116",
+    ):
+        bars.line(line)
+    bars.end()
+    shown = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert [words[0] for words in shown if "░" in words[1] or "█" in words[1]].count("train") == 3
+    assert any(words[1:3] == ["undecided", "plan_validity"] for words in shown)
+    gate = [words[1].count("█") for words in shown if words[0] == "gate"]
+    assert gate == sorted(gate)
+    assert gate[-1] == 24

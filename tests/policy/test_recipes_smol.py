@@ -15,7 +15,7 @@ from policy.recipes.stack import RecipeFailed
 from policy.serve.lora import read_pairs
 from policy.serve.manifest import read_complete
 from policy.start.pretrained.seal import seal
-from tests.acceptance.test_learning import LET_GO
+from tests.jobs_kit import LET_GO
 from tests.policy.environments import PRICES, lines
 from tests.tiny_model import write_tiny_llama
 

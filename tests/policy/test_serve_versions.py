@@ -149,7 +149,7 @@ async def test_an_adapter_finds_its_base_served_or_beside_it_or_is_refused(base:
         assert refused.value.reason == "base"
         reseal(nowhere, base=other.name, base_sha256=manifest_of(adapter)["base_sha256"])
     reseal(adapter, base_sha256="0" * 64)
-    with pytest.raises(VersionRefused, match="neither loaded nor beside it"):
+    with pytest.raises(VersionRefused, match="neither loaded nor in"):
         await served.load("adapter@6", adapter)
     served.close()
 

@@ -103,7 +103,7 @@ def test_another_rank_than_the_adapters_is_refused(base: Path, tmp_path: Path) -
 def test_an_adapter_whose_base_is_gone_is_one_line(base: Path, tmp_path: Path) -> None:
     adapter = trained(base, tmp_path / "one")
     shutil.rmtree(base)
-    with pytest.raises(Exception, match="which is neither loaded nor beside it"):
+    with pytest.raises(Exception, match="which is neither loaded nor in"):
         initial_weights(TrainSpec(env="arena", init=adapter, settings=LORA))
 
 

@@ -68,6 +68,16 @@ def row(prompt: tuple[int, ...], episode: str, reward: float = 0.0, *, first: bo
 # ---------------------------------------------------------------- rows
 
 
+def test_a_reward_says_nothing_of_where_a_task_s_text_ends() -> None:
+    """The token after free text ends it; those before the text and after that one are decisions."""
+    made = planned(PlanLimits(("atlas",), 5))
+    made = replace(made, plan_token_ids=[8] * 6, plan_logprobs=[-0.1] * 6)
+    made = replace(made, decision_mask=[True, True, False, False, True, True])
+    assert row_of(record([made]), made, 0.5, "e", "q", "c").decisions == (True, True, False, False, False, True)
+    cut_off = replace(made, decision_mask=[True] * 4 + [False] * 2)
+    assert row_of(record([cut_off]), cut_off, 0.5, "e", "q", "c").decisions == (*[True] * 4, False, False)
+
+
 def test_a_row_s_schema_follows_from_what_its_round_was_allowed() -> None:
     later = planned(PlanLimits(("atlas", "quill"), 5, first_index=2, depth_capped=frozenset({"me"})), number=2)
     made = row_of(record([later]), later, 0.5, "e", "q", "c")

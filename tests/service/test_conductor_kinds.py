@@ -18,9 +18,10 @@ from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.loop.routers import AutoPlanner, Earnings, Kind, RulePlanner
 from gateway.service.loop.state import Planner
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, Sampling
+from gateway.service.request.catalog import Shares
 from gateway.wiring.conductor import planning_of
 from tests.fakes.workers import FakeWorkers, Says
-from tests.kit import PRICE, Kit, ask, model_worker, plan
+from tests.kit import KEY, PRICE, Kit, ask, model_worker, plan
 from tests.upstreams.server import Reply, Request, Server, event, event_stream
 
 PLANNER = model_worker("planner", "sage")
@@ -76,8 +77,8 @@ async def test_whatever_is_wrong_with_the_worker_is_a_conductor_error(fault: Any
     assert await conductor.ready()
 
 
-def rewards(planner: str, n: int, right: int, task_type: str | None = None) -> Rewards:
-    return Rewards("default", task_type, planner, n, float(right), float(right))
+def rewards(planner: str, n: int, right: int, task_type: str | None = None, org: str = KEY.org) -> Rewards:
+    return Rewards("default", task_type, planner, n, float(right), float(right), org)
 
 
 def auto(kit: Kit, earnings: Container[Kind], trained: Container[str] = ()) -> tuple[AutoPlanner, Planner, Planner]:
@@ -113,13 +114,15 @@ async def test_a_kind_of_work_is_the_rules_until_the_conductor_has_earned_it() -
     judged = [rewards("conductor", 40, 39), rewards("rule", 400, 200)]
     assert await planner() == "conductor"
     assert await planner("maths") == "rule"  # another kind has earned nothing
+    judged = [*judged, rewards("conductor", 400, 0, org="other"), rewards("rule", 400, 400, org="other")]
+    assert await planner() == "conductor"  # whatever another organisation reports
     judged = [*judged, rewards("conductor", 40, 22, "maths"), rewards("rule", 400, 200, "maths")]
     assert await planner("maths") == "rule"  # 0.55 against 0.5: not surely better
     away = True
     with pytest.raises(Unavailable):
         await earnings.look()
     away = False
-    assert ("default", None) in earnings  # the last reading stands
+    assert (KEY.org, "default", None) in earnings  # the last reading stands
     judged = [rewards("conductor", 60, 31), rewards("rule", 400, 200)]
     assert await planner() == "conductor"  # in charge as long as its mean is no lower
     judged = [rewards("conductor", 60, 29), rewards("rule", 400, 200)]
@@ -128,17 +131,18 @@ async def test_a_kind_of_work_is_the_rules_until_the_conductor_has_earned_it() -
 
 
 def test_a_trial_goes_to_the_planner_that_is_not_in_charge() -> None:
-    planner, rule, learned = auto(Kit(), {("default", "maths")}, {"arena"})
-    assert planner.choose("default", None, trial=False) is rule
-    assert planner.choose("default", None, trial=True) is learned
-    assert planner.choose("default", "maths", trial=False) is learned
-    assert planner.choose("default", "maths", trial=True) is rule
-    assert planner.choose("arena", None, trial=True) is learned  # its weights were trained for this pool
+    planner, rule, learned = auto(Kit(), {("acme", "default", "maths")}, {"arena"})
+    assert planner.choose("acme", "default", None, trial=False) is rule
+    assert planner.choose("acme", "default", None, trial=True) is learned
+    assert planner.choose("acme", "default", "maths", trial=False) is learned
+    assert planner.choose("acme", "default", "maths", trial=True) is rule
+    assert planner.choose("other", "default", "maths", trial=False) is rule  # which has not earned it
+    assert planner.choose("acme", "arena", None, trial=True) is learned  # its weights were trained for this pool
 
 
 async def test_no_request_that_may_not_train_is_a_trial() -> None:
     kit = Kit()
-    kit.completer._admission._policies = replace(kit.completer._policies, trial_share=1.0)
+    kit.completer._admission._policies = replace(kit.completer._policies, shares=Shares(0.0, trial=1.0))
     auto(kit, ())
     assert (await kit.serve()).record.policy_used == "conductor"
     assert (await kit.serve(ask(metadata={"train": "false"}))).record.policy_used == "rule"

@@ -26,9 +26,9 @@ class Outcomes:
     def __init__(self) -> None:
         self.rows: list[Judged] = []
 
-    def add(self, worker: str, success: float, task_type: str | None = "code") -> None:
+    def add(self, worker: str, success: float, task_type: str | None = "code", org: str = "acme") -> None:
         at = datetime.now(UTC) + timedelta(microseconds=len(self.rows))
-        self.rows.append(Judged(worker, "1", task_type, success, at))
+        self.rows.append(Judged(worker, "1", task_type, success, at, org))
 
     async def judged(self, after: Mapping[str, datetime], limit: int) -> Sequence[Judged]:
         found = []
@@ -61,6 +61,36 @@ async def test_a_worker_that_gets_worse_in_silence_is_flagged_within_a_hundred_r
     assert watch.flagged() == {"atlas"}
     assert (shown(metrics, "atlas", "outcome"), shown(metrics, "ember", "outcome")) == (1.0, None)
     assert "worker atlas (version 1) has drifted on code: outcome was at most 0." in caplog.text
+
+
+@pytest.mark.parametrize(("others", "flagged"), [(0, True), (5, True), (300, False)])
+async def test_one_organisation_alone_flags_no_worker_that_does_well_for_others(
+    others: int, flagged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng, log = random.Random(3), Outcomes()
+    watch = WorkerWatch(log, lambda: ["atlas"], TestClock(), WorkerSeries(PrometheusMetrics().registry), RULES)
+    for n in range(400):
+        log.add("atlas", float(rng.random() < 0.9), org="eve" if n % 2 else "acme")
+    for n in range(300):
+        log.add("atlas", 0.0, org="eve")
+        if n < others:
+            log.add("atlas", float(rng.random() < 0.9), org="bob")
+    log.rows = [one._replace(org="eve" if not others and one.org == "acme" else one.org) for one in log.rows]
+    if others == 5:
+        log.rows = [one for one in log.rows if one.org != "acme"]
+    await watch.read()
+    assert bool(watch.fresh) is flagged
+    assert ("say that it has not" in caplog.text) is not flagged
+
+
+async def test_what_every_organisation_says_is_flagged() -> None:
+    rng, log = random.Random(3), Outcomes()
+    watch = WorkerWatch(log, lambda: ["atlas"], TestClock(), WorkerSeries(PrometheusMetrics().registry), RULES)
+    for right in (0.9, 0.3):
+        for n in range(400):
+            log.add("atlas", float(rng.random() < right), org=f"org-{n % 3}")
+    await watch.read()
+    assert watch.flagged() == {"atlas"}
 
 
 def test_failures_refusals_and_slowness_are_seen_in_what_was_served() -> None:

@@ -48,13 +48,13 @@ async def test_one_step_answers_and_leaves_no_hold_open() -> None:
 
 
 async def test_the_header_of_baton_says_how_far_the_next_rung_is_and_can_still_be_read() -> None:
-    kit = Kit(standing=lambda pool: f"outcomes=3/24 of {pool}"[:13])
+    kit = Kit(standing=lambda pool, _org: f"outcomes=3/24 of {pool}"[:13])
     planned = (await kit.serve()).headers()["x-baton-policy"]
     assert planned == "conductor; outcomes=3/24 (conductor@1)"
     assert planned.partition(" (")[2].rstrip(")") == "conductor@1"
     assert (await kit.serve(ask(model="baton/rule"))).headers()["x-baton-policy"] == "rule"
     assert (await kit.serve(ask(model="alpha"))).headers()["x-baton-policy"] == "fixed:alpha"
-    down = Kit((ConductorError("down", "x"),), standing=lambda pool: "outcomes=3/24")
+    down = Kit((ConductorError("down", "x"),), standing=lambda pool, _org: "outcomes=3/24")
     assert (await down.serve()).headers()["x-baton-policy"] == "rule; outcomes=3/24"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 
 from gateway.core.loop.experience.past import STEP_BYTES, Owner, Question
 from gateway.core.loop.experience.recall import KEY_WEIGHT, STRANGERS_FIRST, trials_near
-from gateway.errors import Unavailable
+from gateway.errors import NotFound, RateLimited, Unavailable, UpstreamError
 from gateway.service.loop.experience.memory import ExperienceMemory, Recalled
+from gateway.service.request.outcomes import Outcomes
+from tests.fakes.ratelimits import FakeRateLimits
 from tests.fakes.store import FakePast, FakeStore
-from tests.kit import TestClock
+from tests.kit import KEY, Kit, TestClock, ask
 from tests.records import a_rollout, a_step, an_outcome, rollout_event
 from tests.stores import NOW
 from tests.waiting import BOUND_S, until
@@ -256,3 +259,72 @@ async def test_a_vector_of_numbers_is_compared_as_the_model_says() -> None:
     assert (found.experience["alpha"].n, found.experience["alpha"].success_mean) == (3, 1.0)
     other = await world.memory.near("acme", Question(None, near, "f"), WORKERS, 200)
     assert other.experience["alpha"].success_mean < 0.7  # all steps are as near
+
+
+async def test_a_key_posts_so_many_outcomes_a_minute() -> None:
+    kit = Kit()
+    running = await kit.serve()
+    outcomes = Outcomes(kit.store, kit.journal, TestClock(), limits=FakeRateLimits(), per_minute=3)
+    body = {"rollout_id": running.record.id, "value": 1.0}
+    for _ in range(3):
+        assert (await outcomes.add(KEY, body, None))["created"]
+    with pytest.raises(RateLimited, match="3 outcomes a minute") as full:
+        await outcomes.add(KEY, body, None)
+    assert 0 < full.value.retry_after_s <= 60
+    with pytest.raises(NotFound):  # another key's outcomes are counted apart
+        await outcomes.add(replace(KEY, public_id="keyBBBBBBBBB"), body, None)
+
+
+async def test_an_outcome_counts_with_the_very_next_request() -> None:
+    kit = Kit()
+    running = await kit.serve(ask(model="baton/rule"))
+    outcomes = Outcomes(kit.store, kit.journal, TestClock(), memory=kit.memory)
+    (worker,) = (step.worker for step in running.record.steps)
+    for number in range(3):
+        await outcomes.add(KEY, {"rollout_id": running.record.id, "value": 1.0}, None)
+        after = await kit.serve(ask(model="baton/rule"))
+        assert after.record.memory == {"state": "fresh", "age_s": 0.0}
+        (arm,) = (one for one in after.record.rounds[0].decision["arms"] if one["worker"] == worker)  # type: ignore[index]
+        assert arm["n"] == 1, number
+
+
+async def test_a_request_planned_by_old_experience_or_none_says_so() -> None:
+    kit = Kit()
+    first = await kit.serve(ask(model="baton/rule"))
+    assert "x-baton-experience" not in first.headers()
+    (held,) = kit.memory._held.values()
+    held.read_s -= 42
+    old = await kit.serve(ask(model="baton/rule"))
+    assert old.headers()["x-baton-experience"] == "stale; age=42"
+    kit.memory._held.clear()
+    kit.store.away = True
+    blind = await kit.serve(ask(model="baton/rule"))
+    assert blind.headers()["x-baton-experience"] == "missing"
+    assert (blind.record.status, blind.record.memory) == ("done", {"state": "missing", "age_s": 0.0})
+    assert kit.metrics.degradations == ["experience"]
+    named = await kit.serve(ask(model="alpha"))
+    assert named.record.memory is None  # nothing was planned
+
+
+async def test_a_worker_that_fails_is_known_to_fail_with_the_next_request() -> None:
+    kit = Kit(workers={"alpha": UpstreamError("down", upstream_status=500, retryable=False)})
+    failed = await kit.serve(ask(model="baton/conductor"))
+    assert (failed.record.steps[0].worker, failed.record.steps[0].status) == ("alpha", "failed")
+    assert failed.record.failures == [(1, 0, 1.0)]
+    (held,) = kit.memory._held.values()
+    found = dict(trials_near(ANY, WORKERS, 200, held.past))
+    assert (float(found["alpha"].weight.sum()), float(found["alpha"].success.sum())) == (1, 0)
+    await kit.memory.refresh()
+    assert len(held.past) == 1  # what the log says of it came in its place
+
+
+async def test_calls_that_failed_make_no_worker_look_cheap_or_fast() -> None:
+    world = World()
+    await world.judge(1.0, 3)
+    failed = a_step(0, "alpha", status="failed", cost_nano=0)
+    failed.finished_us = failed.started_us + 1
+    world.store.ingest(rollout_event(a_rollout(steps=[failed], failures=[(1, 0, 1.0)])))
+    await world.near()
+    found = dict(trials_near(ANY, WORKERS, 200, world.memory._held[Owner("org", "acme")].past))["alpha"]
+    assert (set(found.cost_nano.tolist()), set(found.latency_ms.tolist())) == ({400.0}, {100.0})
+    assert (float(found.weight.sum()), float(found.success.sum())) == (4, 3)

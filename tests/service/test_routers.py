@@ -17,6 +17,7 @@ from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.errors import BadRequest, Forbidden, UpstreamError
 from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
 from gateway.service.ports.request import WorkerCall
+from gateway.service.request.catalog import Shares
 from gateway.service.request.running import reply_headers
 from tests.fakes.workers import Says
 from tests.kit import KEY, Kit, ask, model_worker, plan, pool_file
@@ -111,6 +112,29 @@ async def test_the_pool_of_a_request_is_the_same_whoever_plans() -> None:
         for pools in (plans, answers.model_copy(update={"workers": workers}))
     ]
     assert hashes[0] == hashes[1]
+
+
+# ---------------------------------------------------------------- a key without money
+
+
+async def test_a_key_without_money_is_named_and_makes_no_worker_look_broken() -> None:
+    made = kit({name: Says(f"Answer: {name}", usage=Usage(100, 60)) for name in ("alpha", "beta", "gamma")})
+    running = await made.serve(ask(model="baton/cascade"), replace(KEY, budget_nano=500_000))
+    record = running.record
+    assert (record.status, record.capped) == ("done", "cost")
+    last = record.steps[-1]
+    assert [step.status for step in record.steps] == ["done", "done", "refused"]
+    assert (last.error, last.worker in [call.worker.name for call in made.workers.calls]) == ("cap_reached", False)
+    told = f"The budget of `key:{KEY.public_id}` has $0.00006 left of $0.0005, too little for the request's next call"
+    assert running.headers()["x-baton-capped-by"].startswith(told)
+    assert "`baton keys update ID --budget-usd`" in record.caps["capped_by"]
+
+
+async def test_a_cap_that_no_budget_made_names_none() -> None:
+    made = kit({name: Says(f"Answer: {name}") for name in ("alpha", "beta", "gamma")}, caps=Caps(calls=2, wall_s=60.0))
+    running = await made.serve(ask(model="baton/cascade"))
+    assert running.record.capped == "calls"
+    assert "x-baton-capped-by" not in running.headers()
 
 
 # ---------------------------------------------------------------- a key's pools
@@ -280,14 +304,14 @@ async def test_where_the_rule_explores_it_tries_the_unknown_but_not_what_failed(
 ) -> None:
     for share, worker in ((0.0, greedy), (1.0, exploring)):
         made = kit({}, seen=seen)
-        made.completer._admission._policies = replace(made.completer._admission._policies, explore_share=share)
+        made.completer._admission._policies = replace(made.completer._admission._policies, shares=Shares(share))
         assert asked(await made.serve(ask(model="baton/rule"))) == [worker]
 
 
 @pytest.mark.parametrize(("metadata", "temperature"), [({}, 1.0), ({"train": "false"}, 0.0)])
 async def test_requests_not_for_training_are_never_explored(metadata: dict[str, str], temperature: float) -> None:
     made = kit({})
-    made.completer._admission._policies = replace(made.completer._admission._policies, explore_share=1.0)
+    made.completer._admission._policies = replace(made.completer._admission._policies, shares=Shares(1.0))
     running = await made.serve(ask(model="baton/conductor", metadata=metadata))
     assert running.record.rounds[0].sampling["temperature"] == temperature
 

@@ -14,6 +14,7 @@ from gateway.core.log.events import Event
 from gateway.core.loop.plan import Plan
 from gateway.errors import ConductorError
 from gateway.service.policies.shadow import SCOPE, ShadowLimits
+from gateway.service.request.catalog import Shares
 from tests.kit import KEY, PRICE, ask, plan
 from tests.service.versions_kit import LIVE, Following
 from tests.waiting import BOUND_S, until
@@ -107,7 +108,7 @@ async def test_a_share_of_requests_is_shadowed(tmp_path: Path, share: float, lea
 
 async def test_a_plan_that_was_sampled_to_explore_is_not_compared(tmp_path: Path) -> None:
     kit = await two(tmp_path, plan(("atlas", None, [])))
-    kit.completer._admission._policies = replace(kit.completer._admission._policies, explore_share=1.0)
+    kit.completer._admission._policies = replace(kit.completer._admission._policies, shares=Shares(1.0))
     await kit.serve()
     assert await shadowed(kit) == []
 

@@ -137,8 +137,8 @@ class PrometheusMetrics:
             "alerts_waiting": self._gauge("alerts_out_waiting", "Alerts in the outbox that are not sent yet"),
             "up": self._gauge("up", "1: this part answers its health check", "part"),
         }
-        given_up = "Attempts to send an alert by result, and alerts that were given up"
-        self._alerts = self._counter("alerts_out", given_up, "kind", "result")
+        alerts = "Attempts to send an alert by result, and alerts that were given up"
+        self._alerts = self._counter("alerts_out", alerts, "kind", "result")
         self._figures_read = self._gauge(
             "figures_read_seconds", "When the gauges of the ledger were read last, in Unix seconds"
         )

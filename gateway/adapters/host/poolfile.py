@@ -1,4 +1,4 @@
-"""Reads `pool.yaml` (docs/pool.md). Every mistake is one line: `path:line: field: what is wrong; the fix`.
+"""Reads `pool.yaml` (docs/pool.md). Each mistake is one line: `path:line: field: what is wrong; the fix`.
 
 Secrets are references (`env:NAME`, `file:/path`). They are looked up here, at start, so that a missing one stops the
 start rather than a request, and they never appear in a message.
@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from pydantic_core import ErrorDetails
 from gateway.adapters.host.pricemap import offline_price
 from gateway.adapters.host.yamlfile import Document, Loc, read
 from gateway.adapters.upstream import tokens
+from gateway.core.pool.handles import neutral_handles
 from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, PoolFile, Price, ToolSpec, WorkerSpec, is_reference
 from gateway.errors import ConfigError
 from gateway.service.ports.pools import LoadedPool
 
 SECRET_BYTES_MAX = 16_384
 READ_S_MAX = 30.0
+MISTAKES_MAX = 50  # lines of one error
 FREE = Price.model_validate({"input_usd_per_mtok": "0", "output_usd_per_mtok": "0"})
 _AMOUNTS = set(Price.model_fields) - {"above"}  # as written, never as floats
 _TEXT_KEYS = ("name", "handle", "model", "version", *_AMOUNTS)
@@ -40,30 +43,56 @@ _KEEP_OUT = (
 
 def load(path: Path, env: Mapping[str, str]) -> PoolFile:
     """Read the pool file and check all of it: shape, names, prices, every secret reference in `env` or on disk. Raises
-    ConfigError for the first mistake in file order."""
+    ConfigError with a line for each mistake, in file order, MISTAKES_MAX at most."""
     document = read(path, _TEXT_KEYS)
     if not isinstance(document.data, dict):
         raise document.error((), "must be a mapping with `workers` and `pools`; see docs/pool.md")
+    _add_handles(document.data)
     mistakes = [*_inline_secrets(document.data), *_name_clashes(document.data)]
     try:
         pool = PoolFile.model_validate(document.data)
     except ValidationError as error:
         mistakes += [(_place(e, document), _explain(e)) for e in _telling(error.errors())]
     if mistakes:
-        raise _first(document, mistakes)
-    workers = tuple(_priced(worker, index, document) for index, worker in enumerate(pool.workers))
-    workers = tuple(_judge(worker, index, workers, document) for index, worker in enumerate(workers))
-    for index, worker in enumerate(workers):
-        for place, ref in _references(worker):
-            try:
-                resolve_secret(ref, env)
-            except ConfigError as error:
-                raise document.error(("workers", index, *place), error.message) from None
+        raise _all(document, mistakes)
+    return pool.model_copy(update={"workers": _completed(pool, document, env)})
+
+
+def _completed(pool: PoolFile, document: Document, env: Mapping[str, str]) -> tuple[WorkerSpec, ...]:
+    """The workers with their prices, once all that they refer to is there. Raises ConfigError, as `load`."""
+    lines: list[str] = []
+
+    def tried(worker: WorkerSpec, work: Callable[[], WorkerSpec]) -> WorkerSpec:
         try:
-            tokens.check(worker.tokenizer)
+            return work()
         except ConfigError as error:
-            raise document.error(("workers", index, "tokenizer"), error.message) from None
-    return pool.model_copy(update={"workers": workers})
+            lines.append(error.message)
+            return worker
+
+    workers = [tried(worker, partial(_priced, worker, index, document)) for index, worker in enumerate(pool.workers)]
+    workers = [tried(worker, partial(_judge, worker, index, workers, document)) for index, worker in enumerate(workers)]
+    for index, worker in enumerate(workers):
+        checks: list[tuple[tuple[str, ...], Callable[[], object]]] = [
+            (place, partial(resolve_secret, ref, env)) for place, ref in _references(worker)
+        ]
+        checks.append((("tokenizer",), partial(tokens.check, worker.tokenizer)))
+        for place, check in checks:
+            try:
+                check()
+            except ConfigError as error:
+                lines.append(document.error(("workers", index, *place), error.message).message)
+    if lines:
+        raise ConfigError("\n".join(lines[:MISTAKES_MAX]))
+    return tuple(workers)
+
+
+def _add_handles(data: dict[str, Any]) -> None:
+    """Give a handle to each worker that has a name and none."""
+    workers = [worker for _, worker in _workers(data)]
+    bare = [worker for worker in workers if "handle" not in worker and isinstance(worker.get("name"), str)]
+    handles = neutral_handles((one["name"] for one in bare), [str(one["handle"]) for one in workers if "handle" in one])
+    for worker in bare:
+        worker["handle"] = handles[worker["name"]]
 
 
 def secrets(pool: PoolFile, env: Mapping[str, str]) -> dict[str, str]:
@@ -111,18 +140,29 @@ def _secret_file(ref: str, path: Path) -> str:
     return value
 
 
-def _first(document: Document, mistakes: list[tuple[Loc, str]]) -> ConfigError:
-    """The error of the first mistake in the file; a mistake of the whole file counts only if there is no other."""
-    loc, what = min(mistakes, key=lambda mistake: (mistake[0] == (), document.line(mistake[0])))
-    return document.error(loc, what)
+def _all(document: Document, mistakes: list[tuple[Loc, str]]) -> ConfigError:
+    """The error of all mistakes in file order, one a place; those of the whole file count only if there is no other."""
+    first: dict[Loc, str] = {}
+    for loc, what in mistakes:
+        first.setdefault(loc, what)
+    unnamed = any(loc[:1] == ("workers",) and loc[-1] == "name" for loc in first)  # so that pools name nobody
+    left_out = {loc for loc in first if not loc or (unnamed and loc[0] == "pools")}
+    told = sorted(set(first) - left_out or first, key=document.line)
+    return ConfigError("\n".join(document.error(loc, first[loc]).message for loc in told[:MISTAKES_MAX]))
 
 
 def _telling(errors: list[ErrorDetails]) -> list[ErrorDetails]:
     """Errors without their consequences: a misspelt key also makes one missing, and a bad worker also shortens the
     list."""
-    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    unknown = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]
+    meant = {(*loc[:-1], _near(str(loc[-1]), _fields_at(loc))) for loc in unknown}
     inner = {error["loc"][:depth] for error in errors for depth in range(len(error["loc"]))}
-    return unknown or [error for error in errors if error["type"] != "too_short" or error["loc"] not in inner]
+    return [
+        error
+        for error in errors
+        if not (error["type"] == "missing" and error["loc"] in meant)
+        and not (error["type"] == "too_short" and error["loc"] in inner)
+    ]
 
 
 def _workers(data: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
@@ -158,11 +198,17 @@ def _name_clashes(data: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
                 place = f"workers[{first[what, value]}]"
                 yield ("workers", index, what), f"`{value}` is already the {what} of {place}; make it unique"
     names = [name for what, name in first if what == "name"]
+    names += [str(worker[key]) for _, worker in _workers(data) for key in worker if _means(key, "name")]
     pools = data.get("pools")
     for pool, members in pools.items() if isinstance(pools, dict) else ():
         for position, member in enumerate(members) if isinstance(members, list) else ():
             if names and isinstance(member, str) and member not in names:
                 yield ("pools", pool, position), f"no worker is named `{member}`; {_suggest(member, names)}"
+
+
+def _means(key: str, field: str) -> bool:
+    """Whether an unknown key of a worker is a misspelt `field`."""
+    return key != field and _near(key, list(WorkerSpec.model_fields)) == field
 
 
 def _place(error: ErrorDetails, document: Document) -> Loc:
@@ -200,8 +246,14 @@ def _fields_at(loc: tuple[int | str, ...]) -> list[str]:
 
 
 def _suggest(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean `{near[0]}`?" if near else f"known: {', '.join(names)}"
+    near = _near(name, names)
+    return f"did you mean `{near}`?" if near else f"known: {', '.join(names)}"
+
+
+def _near(name: str, names: list[str]) -> str | None:
+    """The name that was probably meant: one that begins so, or that looks alike."""
+    longer = [each for each in names if each.startswith(f"{name}_")]
+    return next(iter(longer or difflib.get_close_matches(name, names, n=1, cutoff=0.5)), None)
 
 
 def _priced(worker: WorkerSpec, index: int, document: Document) -> WorkerSpec:

@@ -207,6 +207,7 @@ _ROLLOUT = _form(
         ("task_embedder", str | None, None),
         ("answered_by", str | None, None),
         ("marks", dict[str, float] | None, None),
+        ("failures", list[msgspec.Raw] | None, None),
         ("facts", msgspec.Raw, _NOTHING),
     ],
 )
@@ -283,8 +284,8 @@ def _rollout(payload: bytes) -> LogRecord:
     event = _decode_rollout(payload)
     record = event.payload
     request, key = bytes(record.request), _uuid(record.id)
-    if request[:1] != b"{" or b'"conversation":' in request:
-        raise Odd("no object, or a turn of a stored conversation")
+    if request[:1] != b"{" or b'"conversation":' in request or record.failures:
+        raise Odd("no object, a turn of a stored conversation, or evidence of a failure")
     row, question = _ROLLOUT.row(record), None
     if record.log_mode == "metadata" or record.task_embedding == []:
         row += _NULL + _NULL

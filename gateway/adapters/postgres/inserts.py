@@ -25,6 +25,7 @@ from gateway.adapters.postgres.database import identifiers, query
 from gateway.adapters.postgres.experience.credit import credit_tree
 from gateway.adapters.postgres.tables import (
     continuations,
+    experience,
     gradings,
     ledger,
     outcomes,
@@ -49,6 +50,9 @@ def insert_rows(connection: Connection, new: rows.Rows) -> None:
             _insert_all(connection, table, values, _insert_missing)
     if new.continuations:
         _insert_all(connection, continuations, latest(new.continuations), _insert_continuations)
+    if new.experience:
+        failed = sorted(new.experience, key=lambda row: (row["rollout_id"], row["round"], row["step"]))
+        _insert_all(connection, experience, failed, _insert_missing)
     append_turns(connection, new.turns)
 
 

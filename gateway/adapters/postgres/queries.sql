@@ -105,11 +105,11 @@ SELECT name FROM unnest(CAST(:names AS text[])) AS named (name)
 WHERE EXISTS (SELECT FROM outcomes WHERE key_id = name AND value >= :won)
 
 -- name: planner_rewards
--- Rewards of the latest `recent` judged requests to `baton`, by pool, task type and the planner of the first plan. The
--- latest judgement of a request counts. Dollars in a pool without a worth count for nothing. The index on the rollout's id gives the newest requests first.
-SELECT pool_name, task_type, planner, count(*), sum(reward), sum(reward * reward)
+-- Rewards of the latest `recent` judged requests to `baton`, by organisation, pool, task type and the planner of the
+-- first plan. The latest judgement of a request counts. Dollars in a pool without a worth count for nothing. The index on the rollout's id gives the newest requests first.
+SELECT pool_name, task_type, planner, count(*), sum(reward), sum(reward * reward), org
 FROM (
-  SELECT r.pool_name, r.task_type, p.planner,
+  SELECT r.org, r.pool_name, r.task_type, p.planner,
     j.value - coalesce(r.cost_nano / 1e9 / CAST(CAST(:right_usd AS jsonb) ->> r.pool_name AS double precision), 0) AS reward
   FROM (
     SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes
@@ -119,23 +119,23 @@ FROM (
   JOIN rollouts AS r ON r.id = j.rollout_id AND r.depth = 0 AND r.policy_requested = 'baton' AND r.train
   JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.round = 1 AND p.planner IN ('conductor', 'rule')
 ) AS judged
-GROUP BY pool_name, task_type, planner
+GROUP BY org, pool_name, task_type, planner
 
 -- name: judged_plans
--- First plans of the latest `recent` judged requests to `baton` in a pool, of one key or of all (NULL), by the task type
--- of a rollout or, where it has none, with the vectors of their tasks.
-SELECT r.pool, p.planner, p.plan, p.plan_logprobs, p.decision_mask, j.value,
-  CASE WHEN CAST(:task_type AS text) IS NULL THEN r.task_embedding END AS embedding
+-- Rounds whose plans were used, of the latest `recent` judged requests to `baton` in a pool and an organisation, of one
+-- key or of all of it (NULL), by the task type of a rollout or, if it has none, with the vectors of their tasks.
+SELECT j.rollout_id, j.value, r.pool, r.fallback, p.planner, p.plan, p.plan_logprobs, p.decision_mask, p.sampling,
+  p.decision, CASE WHEN CAST(:task_type AS text) IS NULL THEN r.task_embedding END AS embedding
 FROM (
   SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes
   WHERE value IS NOT NULL AND step IS NULL AND NOT starts_with(source, 'signal:')
   ORDER BY rollout_id DESC, starts_with(source, 'judge:'), created_at DESC LIMIT :recent
 ) AS j
 JOIN rollouts AS r ON r.id = j.rollout_id AND r.depth = 0 AND r.pool_name = :pool AND r.id <> CAST(:rollout AS uuid)
-  AND (CAST(:key AS text) IS NULL OR r.key_id = :key)
+  AND r.org = :org AND (CAST(:key AS text) IS NULL OR r.key_id = :key)
   AND (r.task_type = :task_type OR (CAST(:task_type AS text) IS NULL AND r.task_embedder = :embedder))
-JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.round = 1 AND p.plan IS NOT NULL
-LIMIT :most
+JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.plan IS NOT NULL AND p.refusal IS NULL
+ORDER BY j.rollout_id DESC, p.round LIMIT :most
 
 -- name: said_together
 -- What sources said of the latest `recent` judged requests that several of them judged, each source's latest word: by
@@ -310,3 +310,58 @@ SELECT s.worker, s.error, count(*) AS n, max(s.finished_at) AS latest
 FROM recent AS r JOIN steps AS s ON s.rollout_id = r.id
 WHERE s.status = 'failed' AND s.rollout_id >= CAST(:since_id AS uuid)
 GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT :most
+
+-- name: trains
+-- Fragment: whether the rollout `r` has a plan that policy gradients can be computed of: one that the conductor sampled
+-- with log-probs under the prompt `:prompt` (NULL: any), or one that the rule drew with a known propensity.
+EXISTS (SELECT FROM rounds AS p WHERE p.rollout_id = r.id AND p.planner = 'conductor'
+  AND cardinality(p.plan_token_ids) > 0 AND cardinality(p.prompt_token_ids) > 0
+  AND cardinality(p.plan_logprobs) = cardinality(p.plan_token_ids) AND p.allowed IS NOT NULL
+  AND coalesce(CAST(p.sampling ->> 'temperature' AS double precision), 1) >= :greedy_below
+  AND coalesce(CAST(p.sampling ->> 'top_p' AS double precision), 1) >= 1
+  AND CAST(p.sampling ->> 'top_k' AS double precision) IN (-1, 0)
+  AND CAST(p.sampling ->> 'min_p' AS double precision) = 0
+  AND CAST(p.sampling ->> 'repetition_penalty' AS double precision) = 1
+  AND (CAST(:prompt AS text) IS NULL OR p.prompt_hash = :prompt)
+  AND (CAST(:versions AS text[]) IS NULL OR p.policy_version = ANY(CAST(:versions AS text[])))) AS sampled,
+CAST(:versions AS text[]) IS NULL AND r.fallback IS NULL AND r.log_mode = 'full'
+  AND EXISTS (SELECT FROM rounds AS p WHERE p.rollout_id = r.id AND p.planner = 'rule' AND p.round = 1
+    AND p.plan IS NOT NULL AND p.refusal IS NULL AND CAST(p.decision ->> 'propensity' AS double precision) > 0) AS drawn
+
+-- name: judged_requests
+-- The latest `recent` judged requests that may train, with what a retraining can make of each. A question is its words,
+-- as `policy.dataset.read.group_of` has them; what is no text, or was asked with the client's tools, the gate cannot ask.
+SELECT r.created_at, r.key_id, {trains},
+  r.log_mode = 'full' AND jsonb_array_length(coalesce(r.request -> 'messages', '[]')) > 0
+    AND coalesce(r.request ->> 'tools', '[]') = '[]' AND coalesce(r.request ->> 'functions', '[]') = '[]'
+    AND NOT jsonb_path_exists(r.request, '$.messages[*] ? (!exists(@.content) || @.content == null)')
+    AND NOT jsonb_path_exists(r.request, '$.messages[*].content[*] ? (@.type != "text")') AS askable,
+  md5(coalesce(nullif(btrim(regexp_replace(lower(CASE WHEN jsonb_typeof(q.content) = 'string'
+    THEN q.content #>> '{{}}' ELSE CAST(q.content AS text) END), '\s+', ' ', 'g')), ''), CAST(r.id AS text))) AS question
+FROM (
+  SELECT DISTINCT rollout_id FROM outcomes WHERE value IS NOT NULL AND step IS NULL
+  ORDER BY rollout_id DESC LIMIT :recent
+) AS j
+JOIN rollouts AS r ON r.id = j.rollout_id AND r.parent_id IS NULL AND r.status = 'done' AND r.train
+CROSS JOIN LATERAL (
+  SELECT jsonb_path_query_array(r.request, '$.messages[*] ? (@.role == "user")') -> -1 -> 'content' AS content) AS q
+WHERE NOT EXISTS (SELECT FROM keys AS k WHERE k.public_id = r.key_id AND NOT k.train)
+  AND (CAST(:since AS timestamptz) IS NULL OR r.created_at >= :since)
+  AND (CAST(:until AS timestamptz) IS NULL OR r.created_at < :until)
+  AND (CAST(:pools AS text[]) IS NULL OR r.pool_name = ANY(CAST(:pools AS text[])))
+  AND (CAST(:keys AS text[]) IS NULL OR r.key_id = ANY(CAST(:keys AS text[])))
+  AND r.tags @> CAST(:tags AS jsonb)
+ORDER BY r.created_at, r.id
+
+-- name: trainable_requests
+-- How many of the latest `recent` judged requests can be trained on, counted up to `most`, and whether any was judged.
+SELECT count(*), EXISTS (SELECT FROM outcomes WHERE value IS NOT NULL AND step IS NULL) FROM (
+  SELECT 1 FROM (
+    SELECT r.id, {trains} FROM (
+      SELECT DISTINCT rollout_id FROM outcomes WHERE value IS NOT NULL AND step IS NULL
+      ORDER BY rollout_id DESC LIMIT :recent
+    ) AS j
+    JOIN rollouts AS r ON r.id = j.rollout_id AND r.parent_id IS NULL AND r.status = 'done' AND r.train
+    WHERE NOT EXISTS (SELECT FROM keys AS k WHERE k.public_id = r.key_id AND NOT k.train)
+  ) AS judged WHERE sampled OR drawn LIMIT :most
+) AS counted

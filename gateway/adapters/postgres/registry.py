@@ -156,7 +156,8 @@ class Registry:
         without those whose conductor gave no plan (SERVER_FAULTS)."""
         async with self._begin() as connection:
             row = (await connection.execute(version_figures(version, since, until, latest))).mappings().one()
-        return Figures(version, **{**row, "cost_nano_sum": int(row["cost_nano_sum"])})
+        values = {**row, "cost_nano_sum": int(row["cost_nano_sum"])}
+        return Figures(version, **{**values, "outcomes_by_org": row["outcomes_by_org"] or {}})
 
     async def shadowed(self, version: str) -> Mapping[str, Any]:
         """{n, refused, agreed, latency_ms_mean, cost_nano} of a version's shadow plans."""

@@ -9,16 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Table
 
 from gateway.adapters.postgres import tables
-from gateway.core.log.counterfactual import JudgedPlan, judged_plan, plan_probability
+from gateway.core.log.counterfactual import JudgedPlan, judged_plan, planned_round
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Judgement, Outcome
 from gateway.core.loop.experience.likeness import HASHED, Embedding, question_text
+from gateway.core.loop.experience.past import FAILURE
 from gateway.core.loop.replies.credit import CREDIT_VERSION
 from gateway.core.openai.responses.conversations import turn_of
 from gateway.core.policies import grading
@@ -34,7 +36,17 @@ _LEDGER_FIELDS = {"hold_id", "rollout_id", "amount_nano", "bound_nano", "charged
 _HIDDEN = {"task_embedding", "task_embedder", "credited"}
 SUMMARY = (
     *("id", "created_at", "finished_at", "completion_id", "policy_requested", "policy_used", "policy_version"),
-    *("pool_name", "task_type", "status", "fallback", "capped", "cost_nano", "prompt_tokens", "completion_tokens"),
+    *(
+        "pool_name",
+        "task_type",
+        "status",
+        "fallback",
+        "memory",
+        "capped",
+        "cost_nano",
+        "prompt_tokens",
+        "completion_tokens",
+    ),
     *("overhead_ms", "stream"),
 )
 
@@ -50,6 +62,7 @@ class Rows:
     policy_shadows: list[Row] = field(default_factory=list)
     gradings: list[Row] = field(default_factory=list)
     continuations: list[Row] = field(default_factory=list)
+    experience: list[Row] = field(default_factory=list)  # of steps that failed by their worker's own fault
     turns: list[Row] = field(default_factory=list)  # what rollouts add to stored conversations
 
     def extend(self, other: Rows) -> None:
@@ -120,12 +133,15 @@ def won_plan(request: Any, plan: Any, pool: Any, cost_nano: int) -> WonPlan:
     return WonPlan(question_text(messages), plan, names, int(cost_nano))
 
 
-def judged_plan_of(row: Mapping[Any, Any]) -> JudgedPlan:
-    """The first plan of a judged request, from its row. Only a conductor's plan has a probability."""
-    names = {str(one.get("handle")): str(one.get("name")) for one in row["pool"] if isinstance(one, dict)}
-    sampled = row["planner"] == "conductor"
-    chance = plan_probability(row["plan_logprobs"], row["decision_mask"]) if sampled else None
-    return judged_plan(row["plan"], names, chance, float(row["value"]))
+def judged_plans_of(rounds: Iterable[Mapping[Any, Any]]) -> list[JudgedPlan]:
+    """Judged requests from the rows of their rounds, in which those of one rollout follow one another."""
+    plans = []
+    for _, group in groupby(rounds, key=lambda row: row["rollout_id"]):
+        own = list(group)
+        names = {str(one.get("handle")): str(one.get("name")) for one in own[0]["pool"] if isinstance(one, dict)}
+        planned = [planned_round(row, names) for row in own]
+        plans.append(judged_plan(planned, own[0]["fallback"], float(own[0]["value"])))
+    return plans
 
 
 def cosine(one: Sequence[float] | None, other: Sequence[float] | None) -> float:
@@ -148,7 +164,33 @@ def _rollout_rows(record: Mapping[str, Any], payload: Mapping[str, Any], embeddi
     to_continue = continuation_rows(rollout, record)
     graded = [to_grade] if to_grade else []
     turns = _turn_rows(rollout)
-    return Rows([rollout], rounds, steps, gradings=graded, continuations=to_continue, turns=turns)
+    failed = failure_rows(rollout, steps, record.get("failures") or ())
+    return Rows(*([rollout], rounds, steps), gradings=graded, continuations=to_continue, experience=failed, turns=turns)
+
+
+def failure_rows(rollout: Row, steps: Sequence[Row], failures: Sequence[Sequence[Any]]) -> list[Row]:
+    """The experience of a rollout's steps that failed by their worker's own fault: (round, step, weight) of each."""
+    weights = {(round_, step): weight for round_, step, weight in failures}
+    about = {name: rollout[name] for name in ("pool_name", "task_type", "org", "key_id")}
+    about |= {"embedding": rollout["task_embedding"], "embedder": rollout["task_embedder"], "source": FAILURE}
+    own = ("rollout_id", "round", "step", "worker", "worker_version", "cost_nano")
+    failed = [step for step in steps if (step["round"], step["step"]) in weights and step["finished_at"]]
+    return [
+        {
+            **{name: step[name] for name in own},
+            **about,
+            "success": 0.0,
+            "latency_ms": _milliseconds(step),
+            "weight": weights[step["round"], step["step"]],
+            "at": step["finished_at"],
+        }
+        for step in failed
+    ]
+
+
+def _milliseconds(step: Row) -> int:
+    took: timedelta = step["finished_at"] - (step["started_at"] or step["finished_at"])
+    return max(0, took // timedelta(milliseconds=1))
 
 
 def _turn_rows(rollout: Row) -> list[Row]:

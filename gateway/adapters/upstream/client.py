@@ -151,7 +151,7 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes, secret: s
     """The error for a status other than 200. It never contains the worker's key, nor the message of a 401 about it."""
     message, param, code = _describe(body, secret)
     if status in (401, 403):
-        return UpstreamError(f"the worker's key was refused upstream ({status})", upstream_status=status)
+        return UpstreamError(f"the worker refused Baton's key ({status})", upstream_status=status)
     if 300 <= status < 400:
         return UpstreamError(f"the worker answered with a redirect ({status}), never followed", upstream_status=status)
     if status in REFUSED_STATUSES:

@@ -28,6 +28,7 @@ from gateway.service.ports.pools import NO_SERVERS, LoadedPool, Swap, ToolServer
 from gateway.service.ports.request import WorkerCall, WorkerReply, Workers
 
 SHARED_WAIT_S = 0.005  # between two looks at a place that another process has
+THE_WORKER = "the worker"  # how an adapter's message about its worker begins
 WAITING_PER_PLACE_MAX = 16
 
 
@@ -148,6 +149,9 @@ class PooledWorkers:
         timed = await _entered(gate, call)
         try:
             return await adapter.complete(timed)
+        except UpstreamError as error:
+            error.message = _told(call.worker, error.message)
+            raise
         finally:
             gate.leave()
 
@@ -159,6 +163,9 @@ class PooledWorkers:
             async with aclosing(cast(_Chunks, adapter.stream(timed))) as chunks:
                 async for chunk in chunks:
                     yield chunk
+        except UpstreamError as error:
+            error.message = _told(call.worker, error.message)
+            raise
         finally:
             gate.leave()
 
@@ -225,6 +232,16 @@ class PooledWorkers:
             gate = _Gate(self._places.get(worker.name, worker.concurrency_max), shared)
             self._gates[worker.name] = gate
         return gate
+
+
+def _told(worker: WorkerSpec, message: str) -> str:
+    """A message about "the worker" with its name and host, and where its key comes from if that was refused. A vendor's
+    own words stay as they are."""
+    what = message.removeprefix(THE_WORKER)
+    if what == message:
+        return message
+    fix = f": check `{worker.api_key or 'api_key'}` of the pool file" if "refused Baton's key" in what else ""
+    return f"worker {worker.name}{f' at {worker.host}' if worker.host else ''}{what}{fix}"
 
 
 def _servers(adapters: Adapters) -> ToolServers:

@@ -224,7 +224,7 @@ def transport_error(error: Exception) -> UpstreamError:
     """Convert an exception of an HTTP client. `dispatched` of the result says whether the request may have left."""
     cause = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
     if isinstance(cause, aiohttp.ClientSSLError | ssl.SSLError):
-        return UpstreamError("no secure connection to the worker", retryable=True, dispatched=False)
+        return UpstreamError("the worker cannot be reached securely (TLS)", retryable=True, dispatched=False)
     if isinstance(cause, _NOT_CONNECTED):
         return UpstreamError("the worker cannot be reached", retryable=True, dispatched=False)
     if isinstance(cause, aiohttp.InvalidURL | httpx.InvalidURL | httpx.UnsupportedProtocol):

@@ -37,7 +37,8 @@ EXPOSED = (
     "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests",
     "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
     "x-baton-rollout-id", "x-baton-policy", "x-baton-workers", "x-baton-steps", "x-baton-cost-usd",
-    "x-baton-overhead-ms", "x-baton-why", "x-baton-fallback", "x-baton-capped", "x-baton-lowered",
+    "x-baton-overhead-ms", "x-baton-why", "x-baton-fallback", "x-baton-experience",
+    "x-baton-capped", "x-baton-capped-by", "x-baton-lowered",
     "x-baton-dropped-fields", "x-baton-left-out", "x-baton-cut",
     "x-baton-session-left-usd", "x-baton-session-left-calls", "x-baton-session-left-minutes",
 )  # fmt: skip

@@ -59,7 +59,7 @@ RIGHTS = {
     "workers": {"type": "array", "items": TEXT},
     "caps": {"type": "object"},
     "log_mode": {"enum": ["full", "redacted", "metadata"]},
-    **{flag: {"type": "boolean"} for flag in ("train", "signals")},
+    **{flag: {"type": "boolean"} for flag in ("train", "judges", "signals")},
     "worth": {"type": ["object", "null"]},
 }
 MESSAGE = _object("role", role={"enum": ["system", "developer", "user", "assistant", "tool"]}, content=TEXT)
@@ -171,6 +171,7 @@ BODIES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("post", "/admin/credits"): CREDIT,
     ("post", "/admin/playground"): PLAYGROUND,
     ("post", "/admin/jobs"): JOB,
+    ("post", "/admin/jobs/check"): JOB,
     ("post", "/admin/policies"): _object(
         "directory", directory=TEXT, gate={"type": "object"}, force={"type": "boolean"}, **WHY
     ),
@@ -208,6 +209,7 @@ QUERIES: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {
     ("get", "/admin/spend"): {"days": WHOLE},
     ("get", "/admin/workers"): {"window_s": WHOLE},
     ("get", "/admin/jobs"): {"policy": TEXT, "limit": WHOLE},
+    ("get", "/admin/jobs/readiness"): {"policy": TEXT},
     ("get", "/admin/jobs/{job_id}/log"): {"after": {"type": "integer", "minimum": 0}},
 }
 

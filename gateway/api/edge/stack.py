@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import FormData, Headers
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.edge.access import Accesses, note_error
@@ -35,6 +36,7 @@ from gateway.service.ports.counts import Count
 log = logging.getLogger("baton")
 BODILESS = ("GET", "HEAD", "OPTIONS", "DELETE")
 PROBES = ("/livez", "/readyz", "/metrics")
+PREFIX = "/v1"  # of the public API
 MODELS = "/v1/models"  # the same for a request that names a version of it
 FORM_S_MAX = 600.0  # for a whole form, which may be a large file
 FIELDS_MAX = 16  # of a form
@@ -210,7 +212,11 @@ def install(app: FastAPI) -> None:
             wrong = BadRequest(f"{request.method} is not allowed on {request.url.path}", code="method_not_allowed")
             wrong.status = 405
             return reply(wrong, request.scope)
-        lost = NotFound(f"Invalid URL ({request.method} {request.url.path})", code="unknown_url")
+        place = PREFIX + request.url.path
+        scope = {**request.scope, "path": place}
+        known = any(route.matches(scope)[0] is Match.FULL for route in app.routes)
+        hint = f": its path is {place}; let the client's base URL end in {PREFIX}" if known else ""
+        lost = NotFound(f"Invalid URL ({request.method} {request.url.path}){hint}", code="unknown_url")
         return reply(lost, request.scope)
 
     async def unknown(request: Request, error: Exception) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""Admin routes of jobs: submit, list, show, read the log, cancel, resume."""
+"""Admin routes of jobs: what one lacks, submit, list, show, read the log, cancel, resume."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from gateway.api.edge.bodies import Fields, Operators, query_number
 from gateway.api.edge.stack import Router
 from gateway.core.policies.jobs import NO_ARGUMENTS, JobSpec, check_train, read_policy
 from gateway.errors import BadRequest
+from gateway.service.policies.readiness import TrainingCheck
 from gateway.service.ports.policies import Jobs
 
 FIELDS: Fields = dict.fromkeys(("policy", "train", "gate", "auto", "arguments"), object)
@@ -56,6 +57,7 @@ class JobsApi:
     """What the routes need."""
 
     jobs: Jobs
+    check: TrainingCheck
     operators: Operators
 
     def router(self) -> Router:
@@ -63,6 +65,8 @@ class JobsApi:
         router = Router(prefix="/admin/jobs")
         router.add("POST", "", self.submit)
         router.add("GET", "", self.list)
+        router.add("GET", "/readiness", self.readiness)
+        router.add("POST", "/check", self.lacks)
         router.add("GET", "/{job_id}", self.show)
         router.add("GET", "/{job_id}/log", self.log)
         router.add("POST", "/{job_id}/cancel", self.cancel)
@@ -71,10 +75,12 @@ class JobsApi:
 
     async def submit(self, request: Request) -> Response:
         """Queue a job: `train` and `gate` (specs, see docs/jobs.md), `policy` (conductor), `auto` (a canary of 1 %
-        when the gate passes it). 409 while the policy has another."""
+        when the gate passes it). 409 while the policy has another, and, with all that is missing, where the log has
+        too little for it."""
         act, body = await self.operators.change(request, FIELDS)
         policy = read_policy(body.pop("policy", POLICY))
         spec = read_spec(body)
+        await self.check.require(policy, spec)
         return JSONResponse((await self.jobs.submit(policy, spec, act.actor)).as_json(), status_code=201)
 
     async def list(self, request: Request) -> Response:
@@ -83,6 +89,19 @@ class JobsApi:
         policy = request.query_params.get("policy") or None
         jobs = await self.jobs.list(policy, query_number(request, "limit", LIST_DEFAULT, 1, LIST_MAX))
         return JSONResponse({"object": "list", "data": [job.as_json() for job in jobs]})
+
+    async def readiness(self, request: Request) -> Response:
+        """How far the log is from a retraining of `policy` (conductor): judged requests, those to train on, questions
+        for the gate, how many of each are needed, and when they are there at the present rate."""
+        await self.operators.act(request)
+        policy = read_policy(request.query_params.get("policy") or POLICY)
+        return JSONResponse((await self.check.readiness(policy)).as_json())
+
+    async def lacks(self, request: Request) -> Response:
+        """The same for the spec of a job, as `POST /admin/jobs` takes it; nothing is queued."""
+        _, body = await self.operators.change(request, FIELDS)
+        policy = read_policy(body.pop("policy", POLICY))
+        return JSONResponse((await self.check.readiness(policy, read_spec(body))).as_json())
 
     async def show(self, request: Request, job_id: str) -> Response:
         """One job: state, stage, progress, result."""

@@ -38,6 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     update.add_argument(
         "--train", dest="train", action="store_true", default=ABSENT, help="training exports may hold its traffic"
     )
+    update.add_argument("--judges", dest="judges", action="store_true", default=ABSENT, help="its outcomes are taken")
     update.add_argument(
         "--signals", dest="signals", action="store_true", default=ABSENT, help="the judge and signals judge its traffic"
     )
@@ -79,6 +80,9 @@ def _add_rights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-mode", choices=("full", "redacted", "metadata"), default=ABSENT)
     parser.add_argument(
         "--no-train", dest="train", action="store_false", default=ABSENT, help="no training export holds its traffic"
+    )
+    parser.add_argument(
+        "--no-judges", dest="judges", action="store_false", default=ABSENT, help="its outcomes are refused"
     )
     parser.add_argument(
         "--no-signals", dest="signals", action="store_false", default=ABSENT, help="only posted outcomes judge it"

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 from gateway.cli.admin.client import AdminClient
 from gateway.cli.admin.show import add_admin, show, table
+from gateway.core.log.sentence import dollars, evidence
 from gateway.core.money.amounts import nano_to_usd
 from gateway.errors import ConfigError
 
@@ -21,6 +22,7 @@ ROUTE = "/admin/rollouts"
 COLUMNS = ("id", "time", "key", "policy", "workers", "status", "usd", "ms")
 FILTERS = {"key": "of this key's id", "policy": "of this policy", "status": "done, failed, aborted, fallback or capped"}
 LIST_DEFAULT = 20
+ARM_COLUMNS = ("step", "worker", "right", "success", "time", "dollars", "bonus", "utility", "probability")
 TEXT_CHARS_MAX = 200  # of a text that a worker, a planner or a client wrote
 ACTIONS = {
     "list": "the latest requests, without their texts",
@@ -128,24 +130,95 @@ def _page(page: Mapping[str, Any]) -> str:
 
 def _explanation(why: Mapping[str, Any]) -> str:
     policy = why["policy"]
-    head = (
-        f"rollout {why['rollout_id']} ({why['status']}): asked for {policy['requested']}, planned by {policy['used']}"
-    )
-    lines = [head, *(f"{name}: {why[name]}" for name in ("fallback", "capped") if why[name])]
+    deciding = [one for one in why["decisions"] if is_deciding(one, why)]
+    steps = [step for one in deciding for step in one["steps"]]
+    lines = [why["sentence"], "", *_decided(why["decided"], steps)]
+    lines += [f"  outcome: {_outcome(one)}" for one in why["outcomes"]]
+    asked = f"asked for {policy['requested']}, planned by {policy['used']}"
+    lines += ["", f"rollout {why['rollout_id']} ({why['status']}): {asked}"]
+    lines += [f"{name}: {why[name]}" for name in ("fallback", "capped") if why[name]]
     lines += [_turn(turn)] if (turn := why.get("turn")) else []
     for decision in why["decisions"]:
-        lines += _decision(decision)
-    lines += [_hidden(step) for step in why["hidden"]]
-    lines += ["Ruled out:", *(f"  by {one['by']}: {one['what']}" for one in why["forbidden"])]
+        lines += _decision(decision, instead=decision not in deciding)
+    lines += [_hidden(step) for step in why["hidden"] if step["hidden"] or step.get("cut")]
+    lines += (
+        ["Ruled out:", *(f"  by {one['by']}: {one['what']}" for one in why["forbidden"])] if why["forbidden"] else []
+    )
     lines += [*_not_shown(why["not_shown"]), *_counterfactual(why["counterfactual"])]
     return "\n".join(printable(line) for line in lines)
+
+
+def is_deciding(decision: Mapping[str, Any], why: Mapping[str, Any]) -> bool:
+    """Whether a decision is the one that the explanation begins with."""
+    return bool(decision["rollout_id"] == why["rollout_id"] and decision["round"] == why["decided"]["round"])
+
+
+def _decided(decided: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The table of what decided, with the verdicts, and how fresh the experience was. `steps`: of that decision."""
+    rows = [_arm(arm) for arm in decided["arms"]] or [
+        {"step": step["step"], "worker": _marked(one), "probability": _chance(one).strip("()")}
+        for step in steps
+        for one in step["alternatives"]
+        if one["probability"] is not None
+    ]
+    if rows:
+        columns = [name for name in ARM_COLUMNS if any(row.get(name, "") != "" for row in rows)]
+        yield from (f"  {line}" for line in table(columns, rows).splitlines())
+    if worth := decided["worth"]:
+        yield f"  {_worth(worth)}"
+    for one in decided["verdicts"]:
+        word = {True: "accepted", False: "rejected"}.get(one["accept"], "could not judge")
+        by = one["by"] or one["worker"]
+        yield f"  verdict at step {one['step']}: {by} {word}{': ' + _cut(one['why']) if one['why'] else ''}"
+    if memory := decided["memory"]:
+        age = f", {memory['age_s']:.0f} s old" if memory.get("state") == "stale" and memory.get("age_s") else ""
+        yield f"  experience: {memory.get('state')}{age}"
+
+
+def _arm(arm: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the table; what the log lacks stays empty."""
+
+    def figure(name: str, text: str) -> str:
+        return "" if arm.get(name) is None else text.format(arm[name])
+
+    interval = f" ({arm['low']:.2f} to {arm['high']:.2f})" if arm.get("low") is not None else ""
+    return {
+        "worker": _marked(arm),
+        "right": f"{evidence(arm['right'])} of {evidence(arm['n'])}" if arm.get("n") is not None else "",
+        "success": f"{arm['success']:.2f}{interval}" if arm.get("success") is not None else "",
+        "time": figure("latency_s", "{:.2g} s"),
+        "dollars": "" if arm.get("usd") is None else dollars(arm["usd"]),
+        "bonus": figure("bonus", "{:.2f}") if arm.get("bonus") else "",
+        "utility": figure("utility", "{:.2f}"),
+        "probability": figure("propensity", "{:.2g}"),
+    }
+
+
+def _marked(one: Mapping[str, Any]) -> str:
+    return f"{one['worker']} (chosen)" if one["chosen"] else str(one["worker"])
+
+
+def _worth(worth: Mapping[str, Any]) -> str:
+    """What a right answer was worth, and who says so."""
+    by = worth.get("by") or "default"
+    if worth.get("usd") is None and worth.get("seconds") is None:
+        return f"only right answers count (by {by})"
+    parts = [dollars(worth["usd"])] if worth.get("usd") is not None else []
+    parts += [f"{worth['seconds']:.3g} s"] if worth.get("seconds") is not None else []
+    return f"a right answer is worth {' or '.join(parts)} (by {by})"
+
+
+def _outcome(one: Mapping[str, Any]) -> str:
+    said = one["value"] if one["value"] is not None else one["label"]
+    of = "" if one["step"] is None else f" of step {one['step']}"
+    return f"{one['kind']} {said}{of}, by {one['source']}"
 
 
 def _turn(turn: Mapping[str, Any]) -> str:
     """Why a turn of a conversation went back to its worker, or did not."""
     way = f"went back to {turn['worker']}" if turn["kept"] else f"planned anew, {turn['worker']} is warm"
     grounds = [f"{name} {turn[name]}" for name in ("distance", "fault", "cap", "better") if name in turn]
-    cache = [f"its cached prompt is worth ${turn['worth_nano'] / 1e9:.2g}"] if turn.get("worth_nano") else []
+    cache = [f"its cached prompt is worth {dollars(turn['worth_nano'] / 1e9)}"] if turn.get("worth_nano") else []
     return f"turn of a conversation: {way} ({'; '.join([turn['why'], *grounds, *cache])})"
 
 
@@ -154,7 +227,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
+def _decision(decision: Mapping[str, Any], *, instead: bool) -> Iterator[str]:
     version = f" {decision['policy_version']}" if decision["policy_version"] else ""
     used = "" if decision["used"] else f", not used: {decision['refusal']}"
     yield f"Round {decision['round']}, depth {decision['depth']}: planned by {decision['planner']}{version}{used}"
@@ -164,7 +237,8 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
     if plan["probability"] is None:
         yield f"  probability of the plan: unknown ({plan['unknown']})"
     else:
-        yield f"  probability of the plan: {plan['probability']:.3g} over {plan['choices']} choices (logged)"
+        over = f" over {plan['choices']} choices" if "choices" in plan else ""
+        yield f"  probability of the plan: {plan['probability']:.3g}{over} (logged)"
     if reason := decision.get("not_recomputed"):
         yield f"  not recomputed: {reason}"
     for step in decision["steps"]:
@@ -172,7 +246,8 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         choice = next((one for one in step["alternatives"] if one["chosen"]), {"probability": None})
         task = "the conversation" if step["task"] is None else _cut(step["task"])
         yield f"  step {step['step']}: {step['worker']} {_chance(choice)}: {task}; sees {step['see'] or 'no step'}"
-        yield f"    instead: {others or 'no other worker was allowed'}"
+        if instead:
+            yield f"    instead: {others or 'no other worker was allowed'}"
     yield from _shown(decision["shown"])
 
 
@@ -193,9 +268,11 @@ def _chance(alternative: Mapping[str, Any]) -> str:
 
 
 def _hidden(step: Mapping[str, Any]) -> str:
-    hidden = ", ".join(f"step {index}" for index in step["hidden"]) or "nothing"
+    hidden = ", ".join(f"step {index}" for index in step["hidden"])
     cut = ", ".join(f"{name}={part}" for name, part in (step.get("cut") or {}).items() if part)
-    return f"Step {step['step']} ({step['worker']}) did not see: {hidden}" + (f"; cut to fit: {cut}" if cut else "")
+    parts = [f"did not see {hidden}"] if hidden else []
+    parts += [f"saw a conversation that was cut to fit: {cut}"] if cut else []
+    return f"Step {step['step']} ({step['worker']}) {'; '.join(parts)}"
 
 
 def _not_shown(left_out: Mapping[str, Any]) -> Iterator[str]:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -22,15 +23,15 @@ from gateway.cli.admin.client import AdminClient
 from gateway.cli.admin.show import show, table
 from gateway.cli.learn.programs import become
 from gateway.cli.process.arguments import lazy
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, Conflict
 
 if TYPE_CHECKING:
     from gateway.cli.process import services
     from gateway.config import settings as config
-    from gateway.core.policies import jobs
+    from gateway.core.policies import jobs, readiness
 else:  # at their first use: `--help` needs neither
     services, config = lazy("gateway.cli.process.services"), lazy("gateway.config.settings")
-    jobs = lazy("gateway.core.policies.jobs")
+    jobs, readiness = lazy("gateway.core.policies.jobs"), lazy("gateway.core.policies.readiness")
 
 SPEC_PROGRAM = ("-m", "policy", "jobs", "spec")
 COLUMNS = ("job", "policy", "state", "stage", "step", "made")
@@ -39,9 +40,9 @@ PAGES_MAX = 100  # of a log, printed at once
 EXITS = {"done": 0, "refused": 4, "cancelled": 130}  # of `logs -f` by state; 1 for any other
 JOBS_TEXT = """
 as a job of the running gateway:
-  baton train submit [--policy NAME] [--auto] [--gate 'ARGUMENTS'] --env …   queue it
-  baton train status [JOB]          all jobs, or one: stage, step, reward, dollars, time left
-  baton train logs [-f] JOB         its log; -f: until it ends
+  baton train submit [--policy NAME] [--auto] [--gate 'ARGUMENTS'] --env …   queue it; --check: say what is missing
+  baton train status [JOB]          how far the log is from a retraining, and all jobs; or one job
+  baton train logs [-f] [JOB]       its log, or that of the latest; -f: until it ends
   baton train cancel JOB            stop at the checkpoint
   baton train resume JOB            go on from it (--gate-usd-max USD: with another cap of its gate)
 """
@@ -83,22 +84,47 @@ def _submit(words: Sequence[str]) -> int:
     parser.add_argument("--policy", default="conductor", help="the policy that gets a new version")
     parser.add_argument("--auto", action="store_true", help="make the version a canary of 1 %% when the gate passes it")
     parser.add_argument("--gate", default="", metavar="'ARGUMENTS'", help="arguments of the gate, as one text")
+    parser.add_argument("--check", action="store_true", help="say what is missing, and queue nothing")
     options, arguments = parser.parse_known_args(words)
-    body = {"policy": options.policy, "auto": options.auto, **_spec_of(arguments, options.gate)}
-    job = _client(options).ask("POST", "/admin/jobs", body)
+    spec = _spec_of(arguments, options.gate)
+    body, client = {"policy": options.policy, "auto": options.auto, **spec.body}, _client(options)
+    if options.check or (spec.lacks and options.admin_url is None):
+        ready = client.ask("POST", "/admin/jobs/check", body)
+        if spec.lacks and options.admin_url is None:
+            ready["missing"] = [_extra(spec.lacks), *ready["missing"]]
+        if ready["missing"]:
+            raise Conflict(readiness.missing_text(ready["missing"], ready["countdown"]), code="not_trainable")
+        _print(ready, options, "nothing is missing; the same command without --check queues the job")
+        return 0
+    job = client.ask("POST", "/admin/jobs", body)
     _print(job, options, f"job {job['id']} of {job['policy']} is queued; `baton train logs -f {job['id']}` follows it")
     return 0
 
 
-def _spec_of(arguments: Sequence[str], gate: str) -> dict[str, Any]:
-    """The `train` and `gate` of a job. The policy package parses the arguments. Raises BadRequest with its message."""
+def _extra(lacks: Sequence[str]) -> str:
+    """What the Python of the training lacks."""
+    fix = "`scripts/install train` in a checkout, else `pip install 'baton[train]'`; or set BATON_TRAIN_PYTHON"
+    return f"the train extra ({', '.join(lacks)}) in {_python()}: {fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedSpec:
+    """The `train` and `gate` of a job, and the packages that training lacks on this machine."""
+
+    body: dict[str, Any]
+    lacks: tuple[str, ...]
+
+
+def _spec_of(arguments: Sequence[str], gate: str) -> ParsedSpec:
+    """The spec of a job. The policy package parses the arguments. Raises BadRequest with its message."""
     services.require_policy("submit jobs")
     texts = json.dumps({"arguments": list(arguments), "gate": gate})
     command = [_python(), *SPEC_PROGRAM]
     process = subprocess.run(command, input=texts, capture_output=True, text=True, check=False)  # noqa: S603 - our program
     if process.returncode:
         raise BadRequest((process.stderr.strip().splitlines() or ["the arguments could not be read"])[-1])
-    return dict(json.loads(process.stdout))
+    body = dict(json.loads(process.stdout))
+    return ParsedSpec(body, tuple(body.pop("lacks")))
 
 
 def _status(words: Sequence[str]) -> int:
@@ -108,10 +134,26 @@ def _status(words: Sequence[str]) -> int:
         job = client.ask("GET", f"/admin/jobs/{options.job}")
         _print(job, options, "\n".join(f"{name:<10} {value}" for name, value in described(job).items()))
         return 0
-    jobs = client.ask("GET", "/admin/jobs")["data"]
+    jobs, ready = client.ask("GET", "/admin/jobs")["data"], client.ask("GET", "/admin/jobs/readiness")
     rows = [{**job, "job": job["id"], "step": _step(job["progress"]), "made": job["version"]} for job in jobs]
-    _print(jobs, options, table(COLUMNS, rows) if jobs else "no jobs yet; `baton train submit --env …` makes one")
+    shown = table(COLUMNS, rows) if jobs else "no jobs yet"
+    _print({"data": jobs, "readiness": ready}, options, f"{countdown(ready)}\n\n{shown}")
     return 0
+
+
+def countdown(ready: Mapping[str, Any]) -> str:
+    """How far the log is from `baton train submit --env logged`, as `status` prints it."""
+    requests, questions = ready["requests"], ready["questions"]
+    lines = [
+        f"judged requests    {ready['judged']:,}",
+        f"to train on        {requests['have']:,} of {requests['need']:,}"
+        f"   ({ready['sampled']:,} sampled by the conductor, {ready['drawn']:,} drawn by the rule)",
+        f"gate questions     {questions['have']:,} of {questions['need']:,}",
+    ]
+    if ready["ready"]:
+        return "\n".join([*lines, "trainable: `baton train submit --env logged` queues a job"])
+    others = [one for one in ready["missing"] if one.startswith(readiness.WEIGHTS)]
+    return "\n".join([*lines, *([ready["countdown"]] if ready["countdown"] else []), *others])
 
 
 def described(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,10 +207,11 @@ def _left(eta_s: int | None) -> str | None:
 
 
 def _logs(words: Sequence[str]) -> int:
-    parser = _parser("logs")
+    parser = _parser("logs", job=None)
     parser.add_argument("-f", "--follow", action="store_true", help="until the job ends; then its exit status")
     options = parser.parse_args(words)
     client, after = _client(options), 0
+    options.job = options.job or _latest(client)
     for _ in range(PAGES_MAX):
         page = _page(client, options, after)
         after = page["next"]
@@ -181,6 +224,14 @@ def _logs(words: Sequence[str]) -> int:
             return EXITS.get(page["state"], 1)
         time.sleep(FOLLOW_S if page["whole"] else 0)
     return 0
+
+
+def _latest(client: AdminClient) -> str:
+    """The id of the job that was submitted last. Raises BadRequest where there is none."""
+    jobs = client.ask("GET", "/admin/jobs?limit=1")["data"]
+    if not jobs:
+        raise BadRequest("no jobs yet; `baton train submit --env …` makes one")
+    return str(jobs[0]["id"])
 
 
 def _page(client: AdminClient, options: argparse.Namespace, after: int) -> Any:

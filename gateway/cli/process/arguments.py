@@ -8,6 +8,8 @@ from importlib.util import LazyLoader, find_spec, module_from_spec
 from pathlib import Path
 from types import ModuleType
 
+CONDUCTORS = "auto, none, smol, embedded, DIRECTORY, worker:NAME or http://host:port/v1#model"
+
 
 def lazy(name: str) -> ModuleType:
     """The module of that name, loaded at its first use."""
@@ -27,7 +29,7 @@ def lazy(name: str) -> ModuleType:
 def check(parser: argparse.ArgumentParser) -> None:
     """Of `baton check`."""
     parser.add_argument("--pool", type=Path, help="pool file (BATON_POOL)")
-    parser.add_argument("--conductor", help="auto, none, embedded, DIRECTORY, worker:NAME or http://host:port/v1#model")
+    parser.add_argument("--conductor", help=CONDUCTORS)
 
 
 def doctor(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +43,7 @@ def serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pool", type=Path, help="pool file; default: simulated workers (BATON_POOL)")
     parser.add_argument(
         "--conductor",
-        help="auto, none, embedded, DIRECTORY, worker:NAME or http://host:port/v1#model (BATON_CONDUCTOR)",
+        help=f"{CONDUCTORS} (BATON_CONDUCTOR)",
     )
     parser.add_argument("--data-dir", type=Path, help="directory of all state; default .baton (BATON_DATA_DIR)")
     parser.add_argument("--host", help="address of the public API (BATON_HOST)")

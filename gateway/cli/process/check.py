@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{'--' if offer.problems else 'ok'} mcp        {offer.line}")
         away.append(not offer.tools)
     plans = starts_conductor(settings, pool)
-    print(f"ok conductor  {conductor_line(settings, pool, environ) if plans else f'none; it may be {CHOICES}'}")
+    print(f"ok conductor  {conductor_line(settings, environ) if plans else f'none; it may be {CHOICES}'}")
     print(f"ok planner    {planner_line(settings, pool, plans)}")
     return int(any(away))
 
@@ -161,15 +161,11 @@ async def _server_line(settings: config.Settings, environ: Mapping[str, str]) ->
     return f"its plans are {'' if trust.trainable else 'not '}trained on: {trust.reason}"
 
 
-def conductor_line(settings: config.Settings, pool: PoolFile | None, environ: Mapping[str, str]) -> str:
+def conductor_line(settings: config.Settings, environ: Mapping[str, str]) -> str:
     """What the conductor is. Raises ConfigError."""
     match settings.conductor_kind:
         case "worker":
-            name = settings.conductor.removeprefix("worker:")
-            names = [worker.name for worker in pool.workers] if pool else []
-            if name not in names:
-                raise ConfigError(f"BATON_CONDUCTOR={settings.conductor}: no such worker; known: {', '.join(names)}")
-            return f"worker {name} of the pool, by prompt; not trained"
+            return f"worker {settings.conductor_worker} of the pool, by prompt; not trained"
         case "url":
             trained = asyncio.run(_server_line(settings, environ))
             return f"{settings.conductor}, by prompt unless it serves a policy; {trained}"

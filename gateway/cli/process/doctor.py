@@ -74,13 +74,18 @@ def examine(pool: Path | None, conductor: str | None) -> Findings:
     except BatonError as error:
         yield Finding("settings", "bad", error.message)
         return
-    yield Finding("settings", "ok", f"ports {settings.port} and {settings.admin_port}")
     facts = _facts(settings.data_dir)
+    if facts and pool is None and conductor is None:
+        settings = settings.model_copy(update=_served(facts))
+        yield Finding("settings", "ok", f"those of the gateway that serves {facts['base_url']}")
+    else:
+        yield Finding("settings", "ok", f"ports {settings.port} and {settings.admin_port}")
     looks: dict[str, Callable[[], Findings]] = {
         "data": partial(_data, settings),
         "gateway": partial(_gateway, settings, facts),
+        "requests": partial(_requests, facts),
         "postgres": partial(_postgres, settings.database_url or facts.get("database_url")),
-        "redis": partial(_redis, settings.redis_url),
+        "redis": partial(_redis, settings.redis_url or facts.get("redis_url")),
         "pool": partial(_pool, settings),
         "conductor": partial(_conductor, settings),
         "jobs": partial(_jobs, settings),
@@ -99,6 +104,12 @@ def _facts(directory: Path) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return facts if isinstance(facts, dict) else {}
+
+
+def _served(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the gateway that serves: its pool and its conductor, whatever this shell's environment says."""
+    served = {"pool": None if facts.get("simulated") else Path(facts["pool_file"])} if "pool_file" in facts else {}
+    return served | {name: facts[name] for name in ("conductor",) if name in facts}
 
 
 def _data(settings: Settings) -> Findings:
@@ -135,6 +146,33 @@ def _gateway(settings: Settings, facts: Mapping[str, Any]) -> Findings:
     away = [name for name, part in state["parts"].items() if part != "ok"]
     what = f"{facts['base_url']} is {state['status']}" + (f", without {', '.join(away)}" if away else "")
     yield Finding("gateway", "ok" if reply.is_success and not away else "warn" if reply.is_success else "bad", what)
+
+
+def _requests(facts: Mapping[str, Any]) -> Findings:
+    """How the last hour's requests went, and each worker whose calls fail."""
+    if not facts.get("admin_key"):
+        return
+    try:
+        overview, workers = (_asked(facts, path) for path in ("/admin/overview", "/admin/workers"))
+    except (httpx.HTTPError, ValueError) as error:
+        yield Finding("requests", "warn", f"the gateway does not say how they went ({type(error).__name__})")
+        return
+    totals = overview["totals"]
+    state: State = "ok" if not totals["errors"] else "warn" if totals["errors"] < totals["requests"] else "bad"
+    yield Finding("requests", state, f"{totals['requests']} in the last hour, {totals['errors']} failed")
+    for row in overview["by_worker"]:
+        if row["errors"]:
+            codes = sorted({each["error"] for each in workers["errors"] if each["worker"] == row["worker"]})
+            what = f"{row['worker']}: {row['errors']} of {row['calls']} calls failed ({', '.join(codes)})"
+            fix = f"ask it alone: a request with `model: {row['worker']}` says what it answers"
+            yield Finding("worker", "bad" if row["errors"] == row["calls"] else "warn", what, fix)
+
+
+def _asked(facts: Mapping[str, Any], path: str) -> Any:
+    """A report of the admin API. Raises httpx.HTTPError, ValueError."""
+    headers = {"authorization": f"Bearer {facts['admin_key']}"}
+    reply = httpx.get(f"{facts['admin_url']}{path}", headers=headers, timeout=TIMEOUT_S, trust_env=False)
+    return reply.raise_for_status().json()
 
 
 def _postgres(url: str | None) -> Findings:
@@ -205,7 +243,7 @@ def _conductor(settings: Settings) -> Findings:
     pool = _loaded(settings)
     plans = starts_conductor(settings, pool)
     if plans:
-        yield Finding("conductor", "ok", check.conductor_line(settings, pool, config.environment()))
+        yield Finding("conductor", "ok", check.conductor_line(settings, config.environment()))
     yield Finding("planner", "ok", check.planner_line(settings, pool, plans))
 
 

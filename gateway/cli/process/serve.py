@@ -76,6 +76,10 @@ class _Run:
     async def serve(self) -> None:
         """Start the servers, serve until cancelled, and stop the servers."""
         _say(f"baton: starting in {self._data.path}")
+        if self._settings.port_strict:  # before anything starts
+            places = (self._settings.host, self._settings.port), (self._settings.admin_host, self._settings.admin_port)
+            for host, port in places:
+                bind(host, port, strict=True).close()
         stack = Stack(self._settings, self._data, _say)
         services = await stack.start()
         try:
@@ -111,6 +115,9 @@ class _Run:
             listen(settings.host, settings.port, strict=settings.port_strict),
             bind(settings.admin_host, settings.admin_port, strict=settings.port_strict),
         ]
+        for wanted, sock in zip((settings.port, settings.admin_port), sockets, strict=True):
+            if wanted not in (0, sock.getsockname()[1]):
+                _say(f"  port       {wanted} is taken; {sock.getsockname()[1]} instead")
         public = self._public(bundle, services, sockets[0])
         admin = listener(bundle.admin, sockets[1], settings)
         await public.open()
@@ -123,7 +130,10 @@ class _Run:
                 "admin_key": keys.admin_key,
                 "pid": os.getpid(),
                 "database_url": services.database_url,
+                "redis_url": services.redis_url,
                 "pool_file": str(services.pool_file),
+                "simulated": settings.pool is None,
+                "conductor": settings.conductor,
             }
             runtime.tune_garbage()
             data.write(FACTS, facts)

@@ -78,7 +78,14 @@ def is_shipped(manifest: Manifest) -> bool:
 
 def starts_conductor(settings: Settings, pool: PoolFile | None) -> bool:
     """Whether the conductor that is configured plans on this pool (None: the arena). Under `auto`, weights of the
-    simulator do not. Raises ConfigError where they are set by name."""
+    simulator do not. Raises ConfigError where they are set by name, and for a worker that is not in the pool."""
+    if settings.conductor_worker is not None:
+        if pool is None:
+            what = "the workers are simulated, and none of them plans"
+            raise ConfigError(
+                f"BATON_CONDUCTOR={settings.conductor}: {what}; name a pool file too (BATON_POOL, POOL=…)"
+            )
+        poolfile.with_planner(pool, settings.conductor_worker)
     if settings.conductor_kind not in ("embedded", "directory"):
         return settings.conductor_kind != "none"
     directory, manifest = conductor_offered(settings)

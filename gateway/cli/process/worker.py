@@ -59,6 +59,8 @@ def worker_settings(settings: Settings, data: DataDir, database_url: str) -> dic
         "retrain_every_s": settings.retrain_every_s,
         "retrain_arguments": retrain,
         "retrain_auto": settings.retrain_auto,
+        "gate_usd_max": settings.gate_usd_max,
+        "facts": str(data.path / FACTS),
         "judge": _judge(settings, data),
         "stop_s": STOP_S,
         "jobs_url": settings.jobs_url,

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core.log.counterfactual import JudgedPlan, had_it_gone_to, plan_probability
+from gateway.core.log.counterfactual import JudgedPlan, drawn_probability, had_it_gone_to, plan_probability
+from gateway.core.log.sentence import cut_short, deciding_round, sentence
+from gateway.core.pool.workers import MODEL_KINDS
 
 FREE_BELOW = -1e-6  # the log-prob under which a token was a choice: what the grammar forces has 0
-ROUTER = "a router planned: it chooses by utility and rules, and its choices have no probabilities"
+ROUTER = "a router planned without a draw: it takes what its rules say"
 NO_LOGPROBS = "the log has no log-probs of this plan: the planner's server gave none, or the log mode or a redaction"
 COUNTERFACTUALS_MAX = 32
 Tree = Mapping[str, Any]
@@ -43,10 +45,13 @@ def explain(tree: Tree, about: Surroundings) -> dict[str, Any]:
         "created_at": tree["created_at"],
         "status": tree["status"],
         "log_mode": tree["log_mode"],
+        "sentence": sentence(tree),
+        "decided": _decided(tree),
         "policy": {name: tree.get(f"policy_{name}") for name in ("requested", "used", "version")},
         "fallback": tree.get("fallback"),
         "capped": tree.get("capped"),
         "turn": tree.get("turn"),
+        "memory": tree.get("memory"),
         "outcomes": [_judged(one) for one in tree.get("outcomes") or ()],
         "decisions": decisions,
         "hidden": [hidden for loop in loops(tree) for hidden in _hidden(loop)],
@@ -54,6 +59,32 @@ def explain(tree: Tree, about: Surroundings) -> dict[str, Any]:
         "not_shown": _not_shown(tree, about),
         "counterfactual": _counterfactual(tree, about),
     }
+
+
+def _decided(tree: Tree) -> dict[str, Any]:
+    """The figures that decided: each worker's, as the router compared them, the best first; what the checkers said;
+    and whether the experience was fresh. Without `arms`, the `steps` of that round's decision have probabilities."""
+    planned = deciding_round(tree) or {}
+    decision = planned.get("decision") or {}
+    arms = [arm | {"chosen": arm["worker"] == decision.get("chosen")} for arm in decision.get("arms") or ()]
+    return {
+        "round": planned.get("round"),
+        "planner": planned.get("planner"),
+        "probability": drawn_probability(planned) if planned else None,
+        "explored": bool(decision.get("explored")),
+        "worth": decision.get("worth"),
+        "arms": sorted(arms, key=lambda arm: arm.get("utility") or 0.0, reverse=True),
+        "verdicts": [verdict for loop in loops(tree) for verdict in _verdicts(loop)],
+        "memory": tree.get("memory"),
+    }
+
+
+def _verdicts(loop: Tree) -> Iterator[dict[str, Any]]:
+    for step in loop["steps"]:
+        for attempt in step.get("attempts") or ():
+            if verdict := attempt.get("verdict"):
+                said = {name: verdict.get(name) for name in ("by", "accept", "why")}
+                yield {"rollout_id": loop["id"], "step": step["step"], "worker": step["worker"]} | said
 
 
 def loops(tree: Tree) -> Iterator[Tree]:
@@ -98,7 +129,8 @@ def handles_of(loop: Tree) -> dict[str, str]:
 def _plan_chance(each: Tree) -> dict[str, Any]:
     """The probability of the plan as the log has it, under the mask and temperature that it was sampled with."""
     if each["planner"] != "conductor":
-        return {"probability": None, "unknown": ROUTER}
+        drawn = drawn_probability(each) if each.get("plan") else None
+        return {"probability": None, "unknown": ROUTER} if drawn is None else {"probability": drawn, "source": "logged"}
     logprobs, mask = each.get("plan_logprobs") or [], each.get("decision_mask") or []
     probability = plan_probability(logprobs, mask)
     if probability is None:
@@ -126,7 +158,7 @@ def _step(
     """One step of the plan with its alternatives: every worker that the mask allowed there."""
     handles = (each.get("allowed") or {}).get("handles")
     worker = str(step.get("worker"))
-    figures = about.recomputed.get((str(loop["id"]), int(each["round"]), index), {})
+    figures = about.recomputed.get((str(loop["id"]), int(each["round"]), index)) or _propensities(each)
     alternatives = [
         {"handle": handle, "worker": names.get(handle, handle), "chosen": handle == worker}
         | _alternative(handle == worker, len(handles or ()), chance["probability"], figures.get(handle))
@@ -140,6 +172,12 @@ def _step(
         "see": step.get("see") or [],
         "alternatives": alternatives,
     } | unknown
+
+
+def _propensities(each: Tree) -> dict[str, float]:
+    """The probability of each worker of a router's draw, by handle."""
+    arms = (each.get("decision") or {}).get("arms") or ()
+    return {str(arm["handle"]): float(arm["propensity"]) for arm in arms if arm.get("propensity") is not None}
 
 
 def _alternative(chosen: bool, number: int, plan: float | None, known: float | None) -> dict[str, Any]:
@@ -158,11 +196,9 @@ def _alternative(chosen: bool, number: int, plan: float | None, known: float | N
 def _shown(loop: Tree, each: Tree) -> dict[str, Any]:
     """What the planner's prompt held beside the conversation."""
     guidance = each.get("shown") or {}
-    experience = [
-        {"worker": one["name"], **one["experience"]} for one in loop.get("pool") or () if one.get("experience")
-    ]
+    seen = [{"worker": one["name"], **one["experience"]} for one in loop.get("pool") or () if one.get("experience")]
     return {
-        "experience": experience,
+        "experience": seen if each["planner"] == "conductor" else [],  # routers read no prompt
         "examples": guidance.get("examples") or [],
         "request": guidance.get("request"),
         "warm": guidance.get("warm"),
@@ -192,29 +228,23 @@ def _cut(step: Tree) -> dict[str, Any]:
 
 
 def _forbidden(tree: Tree, about: Surroundings) -> list[dict[str, Any]]:
-    """What caps, key and pool ruled out."""
-    held = (tree["caps"] or {}).get("quarantined") or ()
-    limits = sorted((name, value) for name, value in (tree["caps"] or {}).items() if name != "quarantined")
-    caps = [{"by": f"cap {name}", "what": f"more than {value}"} for name, value in limits]
-    loops_forbidden = sorted(
-        {
-            handle
-            for loop in loops(tree)
-            for each in loop["rounds"]
-            for handle in (each.get("allowed") or {}).get("depth_capped") or ()
-        }
-    )
-    rules = [{"by": "cap depth", "what": f"a step on `{handle}`"} for handle in loops_forbidden]
-    if tree.get("capped"):
-        rules.append({"by": f"cap {tree['capped']}", "what": "the rest of the request: it ended here"})
+    """What a cap, the key, quarantine and the pool ruled out. Caps that bounded nothing are not among it."""
+    handles = {
+        handle
+        for loop in loops(tree)
+        for each in loop["rounds"]
+        for handle in (each.get("allowed") or {}).get("depth_capped") or ()
+    }
+    rules = [{"by": "cap depth", "what": f"a step on `{handle}`"} for handle in sorted(handles)]
+    if cap := tree.get("capped"):
+        rules.append({"by": f"cap {cap}", "what": f"the rest of the request: {cut_short(tree)}"})
     if about.key_workers:
         rules.append(
             {"by": "key", "what": f"workers other than {', '.join(sorted(about.key_workers))} (as it is today)"}
         )
-    if held:
+    if held := (tree["caps"] or {}).get("quarantined"):
         rules.append({"by": "quarantine", "what": f"workers {', '.join(held)}, unless every other one failed"})
-    rules.append({"by": f"pool {tree['pool_name']}", "what": "workers of other pools"})
-    return caps + rules
+    return rules
 
 
 def _not_shown(tree: Tree, about: Surroundings) -> dict[str, Any]:
@@ -234,14 +264,12 @@ def _not_shown(tree: Tree, about: Surroundings) -> dict[str, Any]:
 
 
 def _counterfactual(tree: Tree, about: Surroundings) -> dict[str, Any]:
-    """Had the request gone to each worker alone: an estimate with its 95 % interval, or why there is none."""
-    allowed = next((each["allowed"] for each in tree["rounds"] if each.get("allowed")), None) or {}
-    names = handles_of(tree)
-    workers = [names[handle] for handle in sorted(allowed.get("handles") or names) if handle in names]
+    """Had the request gone to each model alone: an estimate with its 95 % interval, or why there is none."""
+    workers = [str(one["name"]) for one in tree.get("pool") or () if one.get("kind", MODEL_KINDS[0]) in MODEL_KINDS]
     return {
-        "method": "self-normalised inverse propensity, 95 % interval",
+        "method": "inverse propensity over strata, 95 % interval",
         "likeness": about.likeness,
-        "workers": [had_it_gone_to(worker, about.alike) for worker in workers[:COUNTERFACTUALS_MAX]],
+        "workers": [had_it_gone_to(worker, about.alike) for worker in sorted(workers)[:COUNTERFACTUALS_MAX]],
     }
 
 

@@ -22,7 +22,7 @@ STEP_MAX = 32_767
 IDEMPOTENCY_CHARS_MAX = 255
 TEXT_CHARS_MAX = {"label": 128, "comment": 20_000, "demonstration": 20_000, "source": 128, "grader_version": 128}
 LABEL = "label"  # the source of a label that counts, where its client names none
-RESERVED = ("judge:", "signal:")  # beginnings of sources that are Baton's own
+RESERVED = ("judge:", "signal:", "failure")  # beginnings of sources that are Baton's own
 LABELS: Mapping[str, float] = {
     **dict.fromkeys(("good", "up", "thumbs_up", "accepted", "like", "liked", "\N{THUMBS UP SIGN}"), 1.0),
     "edited": 0.5,

@@ -48,7 +48,7 @@ class StepRecord:
     reply: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     finish_reason: str | None = None
-    status: str = "pending"  # done | failed | cancelled | refused | skipped (the plan went another way)
+    status: str = "pending"  # done | failed | cancelled | refused (no fault of the worker) | skipped
     error: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -142,6 +142,8 @@ class RolloutRecord:
         default_factory=dict
     )  # by which its next turn is known (core/loop/turns/marks.py) -> seconds
     facts: dict[str, Any] | None = None  # what its next turn is judged by (core/loop/turns/replanning.py)
+    # steps that failed by their worker's own fault: round, step, weight of the evidence
+    failures: list[tuple[int, int, float]] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
 

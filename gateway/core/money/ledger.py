@@ -48,7 +48,7 @@ _FIXES = {
     "request": "raise x-baton-max-cost-usd or lower max_tokens",
     "batch": "make a new batch of what is left, with a larger x-baton-max-cost-usd",
     "user": "an operator can raise this end user's budget; a lower max_tokens may also fit",
-    "key": "an operator can issue a key with a larger --budget-usd; a lower max_tokens may also fit",
+    "key": "an operator can raise it (`baton keys update ID --budget-usd`); a lower max_tokens may also fit",
     "org": "an operator can raise the organisation's budget; a lower max_tokens may also fit",
 }
 WINDOWS = ("life", "month", "day")

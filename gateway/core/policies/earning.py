@@ -1,4 +1,5 @@
-"""When the conductor has earned a kind of work: its judged requests against the rule's, by pool and task type. Pure.
+"""When the conductor has earned a kind of work: its judged requests against the rule's, by organisation, pool
+and task type. Pure.
 
 The reward of a request is what the rule maximises, without its term for speed: the weighted outcome less the weighted
 dollars of the whole request, planning included. Under `auto` a random share of requests goes to the planner that is not
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """The judged requests of one pool and task type (None: requests without one) that one planner planned first."""
+    """The judged requests of one organisation, pool and task type (None: requests without one) that one planner planned
+    first. What one organisation reports never decides who plans for another."""
 
     pool: str
     task_type: str | None
@@ -21,6 +23,7 @@ class Rewards:
     n: int
     reward_sum: float
     square_sum: float  # of the rewards
+    org: str = ""
 
     @property
     def mean(self) -> float:

@@ -21,6 +21,7 @@ Stage = Literal["select", "train", "gate", "publish", "shadow"]
 ACTIVE: tuple[JobState, ...] = ("queued", "running")
 RESUMABLE: tuple[JobState, ...] = ("failed", "cancelled")
 NO_ARGUMENTS = "jobs store specs and no longer arguments; submit it again, which makes a spec of them"
+TRAFFIC = ("logged", "live")  # of `train.env`: judged on the user's own requests
 SET_BY_THE_JOB = ("database", "export")  # of `train`
 
 
@@ -90,9 +91,9 @@ def check_train(train: object) -> None:
 
 def with_gate_cap(spec: Mapping[str, Any], usd_max: str) -> dict[str, Any]:
     """The stored spec with another cap of its gate, in dollars. Raises BadRequest for no number above 0, and for a job
-    whose gate has no cap."""
-    gate = spec.get("gate")
-    if not isinstance(gate, Mapping) or not gate.get("usd_max"):
+    whose gate asks no real workers."""
+    gate, train = spec.get("gate") or {}, spec.get("train") or {}
+    if not gate.get("usd_max") and train.get("env") not in TRAFFIC:
         raise BadRequest("gate_usd_max: the gate of this job has no cap to raise", param="gate_usd_max")
     try:
         allows = usd_to_nano(usd_max) > 0

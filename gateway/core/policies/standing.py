@@ -7,6 +7,7 @@ planner on trial beside it; a conductor that earned a kind of work, or plans eve
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -68,13 +69,16 @@ def standing_of(
     pool: str,
     charge: Charge,
     rewards: Sequence[Rewards] | None,
-    earned: Container[tuple[str, str | None]] = (),
+    earned: Container[tuple[str, str, str | None]] = (),
+    org: str | None = None,
 ) -> Standing:
-    """Who plans in a pool. `rewards`: of its judged requests; None: nobody counted
-    them yet. `earned`: the kinds of work, by pool and task type, that are the conductor's."""
+    """Who plans in a pool for an organisation, by default the one with the most judged requests. `rewards`: of judged
+    requests; None: nobody counted them yet. `earned`: the kinds of work, by organisation, pool and task type, that are
+    the conductor's."""
+    org = _leading(rewards or (), pool) if org is None else org
     kinds: dict[str | None, dict[str, Rewards]] = {}
     for one in rewards or ():
-        if one.pool == pool:
+        if (one.pool, one.org) == (pool, org):
             kinds.setdefault(one.task_type, {})[one.planner] = one
     counted = None if rewards is None else sum(one.n for arms in kinds.values() for one in arms.values())
     if charge.mode == "simulated":
@@ -82,11 +86,20 @@ def standing_of(
         return Standing(pool, "simulated", counted, f"{charge.planner} plans, for simulated workers", then)
     if charge.mode == "conductor" or (charge.mode == "trial" and pool in charge.trained):
         return Standing(pool, "conductor", counted, f"{charge.planner} plans{_outcomes(counted)}", TRAIN_HINT)
-    if charge.mode == "trial" and (own := [kind for kind in kinds if (pool, kind) in earned]):
+    if charge.mode == "trial" and (own := [kind for kind in kinds if (org, pool, kind) in earned]):
         now = f"{charge.planner} plans {_kinds(own)}, the rule the rest{_outcomes(counted)}"
         return Standing(pool, "earned", counted, now, TRAIN_HINT)
     models = sum(spec.answers and spec.kind in MODEL_KINDS for spec in pools.pool(pool))
     return _of_rule(pool, models, charge, kinds, counted)
+
+
+def _leading(rewards: Sequence[Rewards], pool: str) -> str:
+    """The organisation with the most judged requests in a pool; empty where there are none."""
+    counts = Counter[str]()
+    for one in rewards:
+        if one.pool == pool:
+            counts[one.org] += one.n
+    return max(counts, key=lambda org: counts[org], default="")
 
 
 def _of_rule(pool: str, models: int, charge: Charge, kinds: Kinds, counted: int | None) -> Standing:

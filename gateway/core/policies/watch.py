@@ -10,11 +10,13 @@ apart.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.core.loop.replies.errors import wilson
 
+OTHERS_MIN = 10  # outcomes of other organisations that can speak against those of one
 Cause = Literal["validity", "errors", "outcome", "cost"]
 # fallbacks of requests whose conductor gave no plan: its server hung or was away, whatever the version's weights
 SERVER_FAULTS = ("conductor_down", "conductor_slow", "conductor_refused")
@@ -34,6 +36,12 @@ class Figures:
     outcome_square_sum: float = 0.0
     cost_nano_sum: int = 0
     cost_nano_square_sum: float = 0.0
+    outcomes_by_org: Mapping[str, Sequence[float]] = field(default_factory=dict)  # (number, sum) of each organisation's
+
+    def outcomes_but(self, org: str) -> tuple[float, float]:
+        """Number and sum of the outcomes of all organisations but one."""
+        n, total = self.outcomes_by_org.get(org, (0, 0.0))
+        return self.judged - n, self.outcome_sum - total
 
     @property
     def validity(self) -> float | None:
@@ -79,9 +87,19 @@ def judge(version: Figures, other: Figures, margins: Margins) -> Verdict | None:
         return worse
     if min(version.judged, other.judged) >= margins.outcomes_min:
         by = _outcome_drop(version, other, margins.z)
-        if by > margins.outcome:
+        if by > margins.outcome and not _others_disagree(version, other):
             return _verdict("outcome", "outcomes average", version.outcome_mean, other.outcome_mean, by)
     return _dearer(version, other, margins) if seen else None
+
+
+def _others_disagree(version: Figures, other: Figures) -> bool:
+    """Whether outcomes speak against the version because of one organisation alone: without its outcomes those of the
+    others, if there are a few, say that the version is no worse."""
+    for org in {*version.outcomes_by_org, *other.outcomes_by_org}:
+        (mine, my_sum), (theirs, their_sum) = version.outcomes_but(org), other.outcomes_but(org)
+        if min(mine, theirs) >= OTHERS_MIN and my_sum / mine >= their_sum / theirs:
+            return True
+    return False
 
 
 def _less_valid(version: Figures, other: Figures, margins: Margins) -> Verdict | None:

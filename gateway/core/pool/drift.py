@@ -12,6 +12,7 @@ Waudby-Smith & Ramdas, arXiv:2010.09686). Nothing is assumed of the distribution
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,6 +25,9 @@ USUAL_MIN = 0.01  # of m0: a worker that never failed may fail once
 LEVEL_Z = 2.6  # of m0: one-sided 99.5 % by Wilson's interval
 TAIL = 0.1  # of the reference lies beyond a quantile
 STREAMS_MAX = 10_000
+WITNESSED = 50  # latest outcomes of one organisation about one stream
+WITNESSES_MAX = 100  # organisations
+OTHERS_MIN = 10  # outcomes of the others that can speak against those of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +55,14 @@ class Drift:
 
 
 class Judged(NamedTuple):
-    """The outcome of one step: `success` in [0, 1], `at`: when it was judged."""
+    """The outcome of one step: `success` in [0, 1], `at`: when it was judged, `org`: whose it is."""
 
     worker: str
     version: str
     task_type: str | None
     success: float
     at: datetime
+    org: str = ""
 
 
 @dataclass(slots=True)
@@ -129,6 +134,32 @@ class SizeTail:
                 self.bound, self._sizes = ordered[at], []
             return None
         return float(size > self.bound) if self.above else float(size < self.bound)
+
+
+class Witnesses:
+    """The latest outcomes of each organisation about each stream: no organisation alone can say that a worker has
+    become worse for all, where the others say that it has not."""
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[str, str, str], dict[str, deque[float]]] = {}
+
+    def add(self, worker: str, version: str, task_type: str, org: str, bad: float) -> None:
+        """Observe one outcome, 1 for bad."""
+        if len(self._latest) >= STREAMS_MAX:
+            self._latest.clear()
+        latest = self._latest.setdefault((worker, version, task_type), {})
+        if org not in latest and len(latest) >= WITNESSES_MAX:
+            latest.pop(next(iter(latest)))
+        latest.setdefault(org, deque(maxlen=WITNESSED)).append(bad)
+
+    def disagree(self, flag: Drift) -> bool:
+        """Whether the outcomes of all organisations but one, if there are a few, are no worse than usual."""
+        latest = self._latest.get((flag.worker, flag.version, flag.task_type), {})
+        for org in latest:
+            others = [bad for name, results in latest.items() if name != org for bad in results]
+            if len(others) >= OTHERS_MIN and sum(others) / len(others) <= flag.usual:
+                return True
+        return False
 
 
 class Streams:

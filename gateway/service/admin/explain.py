@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -52,7 +53,8 @@ class Explain:
             likeness, alike = await self._reports.judged_plans(str(tree["id"]), key)
         except Unavailable as error:
             likeness, alike = f"none: {error.message}", ()
-        return explain(tree, Surroundings(members, tuple(workers), alike, likeness))
+        about = Surroundings(members, tuple(workers), alike, likeness)
+        return await asyncio.to_thread(explain, tree, about)  # thousands of judged requests are resampled
 
     async def _members(self, tree: Mapping[str, Any]) -> list[str] | None:
         """The workers of the pool that the rollout ran on, None where its revision is not stored."""

@@ -22,7 +22,7 @@ from gateway.service.ports.request import Clock
 LOG_MODES = ("full", "redacted", "metadata")
 GRACE_S_MAX = 90 * 86_400
 GRACE_S = 86_400
-FLAGS = ("train", "signals")
+FLAGS = ("train", "judges", "signals")
 CHANGEABLE = frozenset({"name", "role", "pools", "workers", "caps", "log_mode", *FLAGS, "worth", *limits.FIELDS})
 CREATABLE = CHANGEABLE | {"key_class", "org"}
 UNLIMITED: Mapping[str, Any] = {

@@ -30,7 +30,7 @@ USAGE_GUESS = Usage(400, 300)  # a typical call, where there is no experience
 VOTERS = 3
 SHIP = Plan(())
 LOOK_S = 60.0
-Kind = tuple[str, str | None]  # pool, task type
+Kind = tuple[str, str, str | None]  # organisation, pool, task type
 log = logging.getLogger("gateway")
 
 
@@ -287,7 +287,7 @@ class Earnings:
         """Compare both planners again. A kind without recent outcomes is the rule's. Raises Unavailable."""
         arms: dict[Kind, dict[str, Rewards]] = {}
         for one in await self._rewards():
-            arms.setdefault((one.pool, one.task_type), {})[one.planner] = one
+            arms.setdefault((one.org, one.pool, one.task_type), {})[one.planner] = one
         both = {kind: arm for kind, arm in arms.items() if {"conductor", "rule"} <= set(arm)}
         self._earned = frozenset(
             kind
@@ -317,8 +317,8 @@ class AutoPlanner:
         self._earnings = earnings
         self._trained = trained
 
-    def choose(self, pool: str, task_type: str | None, *, trial: bool) -> Planner:
+    def choose(self, org: str, pool: str, task_type: str | None, *, trial: bool) -> Planner:
         """The planner of a request. `trial`: the request goes to the planner that is not in charge, for comparison."""
         if pool in self._trained:
             return self._learned
-        return self._learned if ((pool, task_type) in self._earnings) != trial else self._rule
+        return self._learned if ((org, pool, task_type) in self._earnings) != trial else self._rule

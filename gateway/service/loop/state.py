@@ -254,6 +254,7 @@ class Loop:
     sticky: bool = True  # whether the turn may go back to the worker that asked
     last: LastAnswer | None = None  # of a conversation that goes on
     warm: Warm | None = None  # of a conversation that is planned anew
+    vector: Sequence[float] | None = None  # of the question, where experience was looked up by it
     looked_up: bool = False  # whether `experience` and `examples` were read
     endpoint: Endpoint = "chat"
     sink: Sink | None = None

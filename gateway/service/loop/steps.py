@@ -26,7 +26,7 @@ from gateway.core.openai.reply import TextChunk, chunks_of, merge, reply_text, w
 from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.openai.vendor import without_state
 from gateway.core.pool.workers import MODEL_KINDS, TOOL_KINDS
-from gateway.errors import BatonError, CapReached, UpstreamInvalid
+from gateway.errors import BatonError, CapReached, DeadlineExceeded, MoneyUnavailable, SpoolFull, UpstreamInvalid
 from gateway.service.loop.bodies import (
     fan_out,
     missing_choices,
@@ -42,6 +42,7 @@ from gateway.service.loop.state import Loop, StepRun
 from gateway.service.loop.summaries import NOBODY, Summaries, SummaryRules
 from gateway.service.loop.tools import Fit, ToolCalls, kit_of
 
+OWN = (CapReached, DeadlineExceeded, MoneyUnavailable, SpoolFull)  # why a step ends without a fault of its worker
 FITS_MAX = 4  # times that a prompt is cut and counted again
 T = TypeVar("T")
 Messages = list[dict[str, Any]]
@@ -83,7 +84,7 @@ class StepRunner:
             run.record.status = "done"
         except BatonError as error:
             run.error = error
-            run.record.status, run.record.error = "failed", error.code
+            run.record.status, run.record.error = "refused" if isinstance(error, OWN) else "failed", error.code
         except asyncio.CancelledError:
             run.record.status, run.record.error = "cancelled", "cancelled"
             raise

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from gateway.core.log.rollout import RolloutRecord, StepRecord
 from gateway.core.loop.replies.answers import is_refusal
-from gateway.core.pool.drift import SIGNALS, Drift, DriftRules, Judged, Signal, Streams
+from gateway.core.pool.drift import SIGNALS, Drift, DriftRules, Judged, Signal, Streams, Witnesses
 from gateway.core.pool.identity import Identity
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.service.ports.request import Clock
@@ -24,6 +24,7 @@ FLAGS_MAX = 1_000
 IDENTITIES_SEEN_MAX = 10_000  # between two calls of `met`
 SINCE = timedelta(days=7)
 FILTERED = ("content_filter", "refusal")
+OUTCOMES: tuple[Signal, ...] = ("outcome",)
 NAMELESS: Mapping[str, str] = {}
 SERVED: tuple[Signal, ...] = tuple(signal for signal in SIGNALS if signal != "outcome")
 
@@ -68,6 +69,7 @@ class WorkerWatch:
         self._workers = workers
         self._metrics = metrics
         self._streams = Streams(rules)
+        self._witnesses = Witnesses()
         self._since = clock.now() - SINCE
         self._after: dict[str, datetime] = {}
         self._clock = clock
@@ -101,6 +103,7 @@ class WorkerWatch:
             rows[one.worker] += 1
             self._after[one.worker] = max(self._after[one.worker], one.at)
             past = self._reach(one.worker, one.at)
+            self._witnesses.add(one.worker, one.version, one.task_type or "", one.org, 1.0 - one.success)
             self._observe(one.worker, one.version, one.task_type, {"outcome": 1.0 - one.success}, quiet=past)
         for worker in list(self._releases):
             if rows[worker] < limit:  # everything up to `began` was read
@@ -131,7 +134,7 @@ class WorkerWatch:
         """Begin again at each release that a time comes after. Return whether the time comes before another one."""
         waiting = self._releases.get(worker, [])
         while waiting and waiting[0].at <= at:
-            self._renew(worker, waiting.pop(0), ("outcome",))
+            self._renew(worker, waiting.pop(0), OUTCOMES)
         return bool(waiting)
 
     def _renew(self, worker: str, release: _Release, signals: Sequence[Signal]) -> None:
@@ -154,6 +157,12 @@ class WorkerWatch:
         if quiet:
             return
         for flag in flags:
+            if flag.signal == "outcome" and self._witnesses.disagree(flag):
+                log.warning(
+                    "%s; other organisations' outcomes say that it has not, so it is not flagged", drift_line(flag)
+                )
+                self._streams.renew(worker, version, OUTCOMES)
+                continue
             log.warning("%s", drift_line(flag))
             self.flags.append((flag, self._clock.now()))
             self.fresh.append(self.flags[-1])

@@ -11,15 +11,15 @@ from gateway.core.pool.workers import PoolFile
 
 class Standings:
     """Counts judged requests whenever somebody reads their rewards, and remembers the latest counts. `earned`: the
-    kinds of work, by pool and task type, that are the conductor's."""
+    kinds of work, by organisation, pool and task type, that are the conductor's."""
 
-    earned: Container[tuple[str, str | None]] = ()
+    earned: Container[tuple[str, str, str | None]] = ()
 
     def __init__(self, read: Callable[[], Awaitable[Sequence[Rewards]]], charge: Charge, pools: PoolFile) -> None:
         self._read = read
         self._charge, self._pools = charge, pools
         self._rewards: Sequence[Rewards] | None = None
-        self._shorts: dict[str, str] = {}
+        self._shorts: dict[tuple[str, str], str] = {}
 
     def adopt(self, pools: PoolFile) -> None:
         """Answer for this pool file from now on."""
@@ -27,7 +27,7 @@ class Standings:
         self._shorts.clear()
 
     async def rewards(self) -> Sequence[Rewards]:
-        """The rewards of rule and conductor now, by pool and task type. Raises Unavailable."""
+        """The rewards of rule and conductor now, by organisation, pool and task type. Raises Unavailable."""
         self._rewards = await self._read()
         self._shorts.clear()
         return self._rewards
@@ -43,14 +43,14 @@ class Standings:
         default = self._pools.default
         return [self.of(name) for name in sorted(self._pools.pools, key=lambda name: (name != default, name))]
 
-    def of(self, pool: str) -> Standing:
-        """Who plans in a pool, by the latest counts."""
-        return standing_of(self._pools, pool, self._charge, self._rewards, self.earned)
+    def of(self, pool: str, org: str | None = None) -> Standing:
+        """Who plans in a pool, by the latest counts, for an organisation or the one with the most."""
+        return standing_of(self._pools, pool, self._charge, self._rewards, self.earned, org)
 
-    def short(self, pool: str) -> str:
+    def short(self, pool: str, org: str) -> str:
         """The next rung for a header, as `name=number`; empty before the first count. Computed once a count."""
         if self._rewards is None:
             return ""
-        if pool not in self._shorts:
-            self._shorts[pool] = self.of(pool).short
-        return self._shorts[pool]
+        if (pool, org) not in self._shorts:
+            self._shorts[pool, org] = self.of(pool, org).short
+        return self._shorts[pool, org]

@@ -319,5 +319,6 @@ class Reports(Protocol):
         ...
 
     async def judged_plans(self, rollout_id: str, key: str | None) -> tuple[str, Sequence[JudgedPlan]]:
-        """(what they have in common, the first plans) of judged requests like a rollout. `key`: of this key alone."""
+        """(what they have in common, the plans) of judged requests like a rollout, of its organisation. `key`: of this
+        key alone."""
         ...

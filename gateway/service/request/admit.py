@@ -22,16 +22,14 @@ from gateway.core.money.ledger import Hold, Scope, budget_spent, scopes_of
 from gateway.core.money.sessions import Session, SessionRequest, session_spent
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.structured import shape_of
-from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.tasks.replies import logged_params
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.models import is_checker
-from gateway.core.pool.workers import Price, WorkerSpec, pool_hash
+from gateway.core.pool.workers import Price, pool_hash
 from gateway.errors import BadRequest, BatonError, BudgetExceeded, CapReached, DeadlineExceeded, MoneyUnavailable
-from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, price_of, task_worst
+from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN
 from gateway.service.loop.conducting import looks_worth
 from gateway.service.loop.routers import (
-    AutoPlanner,
     CascadeRouter,
     CheckedRouter,
     FixedPlanner,
@@ -42,15 +40,13 @@ from gateway.service.loop.state import HoldRecord, Loop, Stakes, Tree, no_listen
 from gateway.service.loop.summaries import summary_bound_nano
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.request import Clock, Embedder, Journal
-from gateway.service.request.catalog import Choice
-from gateway.service.request.fitting import Sizes, asked_workers
+from gateway.service.request.catalog import Choice, Shares
+from gateway.service.request.fitting import Sizes, asked_workers, call_nano, check_nano
 from gateway.service.request.running import Kept, Progress, RateEntry, Reservation, Running
 
 PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-"}  # of ids; others begin with their name
 PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
 QUOTED_TOKENS_BOUND = 4 * CONVERSATION_CHARS_MAX  # of the conversation in it
-CHECK_TOKENS_BOUND = 2_000  # of a checker's task and the tags around a reply, in bytes
-REPLY_BYTES_PER_TOKEN = 16  # of a reply that a checker reads: no common token is longer
 WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
 CALLS = ":calls"  # ends the id of a hold on a session's calls
 CALLS_PER_ATTEMPT = 2  # of a named worker: a reply without all its choices is asked for the rest
@@ -72,15 +68,14 @@ class Policies:
     planning_tokens_max: int
     rounds: int
     attempts_max: int
-    explore_share: float
+    shares: Shares
     rounds_most: int = 1  # plans of a request, as far as they are worth their price
     traced: bool = False  # whether requests have a `traceparent`
     worth: Mapping[str, Any] = field(default_factory=dict)  # of a right answer, where no key says: usd, seconds
-    trial_share: float = 0.0  # of requests under `auto`, for the planner that is not in charge
 
     def stakes(self, principal: Principal, record: RolloutRecord) -> Stakes:
         """What the bandit decides a request by."""
-        share = self.explore_share if record.train else 0.0
+        share = self.shares.explore if record.train else 0.0
         return Stakes(share, (("key", principal.worth), ("settings", self.worth)))
 
 
@@ -265,6 +260,12 @@ class Admission:
             return session_spent(session, tightest, left[tightest])
         return budget_spent(limits[tightest], left[tightest])
 
+    async def note_cap(self, record: RolloutRecord, reserved: Reservation) -> None:
+        """Note in the record which budget made a cap that ended the request before its plan, if one did."""
+        if record.capped in ("cost", "calls"):
+            why = await self.at_the_end(CapReached(record.capped, ""), reserved, record.cost_nano)
+            record.caps |= {"capped_by": why.message} if why.message else {}
+
     def bounds(self, choice: Choice, caps: Caps, sizes: Sizes, chat: ChatRequest) -> tuple[int, int]:
         """Nano-dollars: (worst case of the tree under the cap on cost, the least that buys one answer). Raises
         CapReached where the cap does not buy one."""
@@ -281,11 +282,11 @@ class Admission:
         loops = 1 + caps.steps * min(1, caps.depth) if planned else 1
         calls = caps.calls if planned else policies.attempts_max + (shape_of(chat.params) is not None)
         says = chat.endpoint != "embeddings"  # which have no output
-        dearest = max(_call_nano(spec, sizes, says * spec.output_tokens_max, chat) for spec in workers)
+        dearest = max(call_nano(spec, sizes, says * spec.output_tokens_max, chat) for spec in workers)
         checkers = [spec for spec in choice.workers if planned and is_checker(spec)]
-        checks = [_check_nano(spec, workers, sizes, chat) for spec in checkers]
+        checks = [check_nano(spec, workers, sizes, chat) for spec in checkers]
         dearest = max([dearest, *checks, planned * summary_bound_nano(choice.summarizers, sizes.values())])
-        cheapest = min(_call_nano(spec, sizes, says * OUTPUT_TOKENS_MIN, chat) for spec in workers)
+        cheapest = min(call_nano(spec, sizes, says * OUTPUT_TOKENS_MIN, chat) for spec in workers)
         # A version or a request may ask for more rounds than the setting; only the cap bounds them all.
         most = planning * loops * caps.rounds + calls * dearest
         names = {spec.name for spec in choice.workers}
@@ -301,8 +302,8 @@ class Admission:
         """Nano-dollars of a chain of which every reply is rejected, with all attempts."""
         by_name = {spec.name: spec for spec in choice.workers}
         chain, checker = [by_name[name] for name in router.workers], by_name[router.checker]
-        checks = (len(chain) - 1) * _check_nano(checker, chain, sizes, chat)
-        calls = sum(_call_nano(spec, sizes, spec.output_tokens_max, chat) for spec in chain)
+        checks = (len(chain) - 1) * check_nano(checker, chain, sizes, chat)
+        calls = sum(call_nano(spec, sizes, spec.output_tokens_max, chat) for spec in chain)
         again = calls if shape_of(chat.params) is not None else 0  # a reply of another shape is asked for once more
         again += (2 * len(chain) - 1) * summary_bound_nano(
             choice.summarizers, sizes.values()
@@ -321,12 +322,11 @@ class Admission:
     def loop(self, context: RequestContext, choice: Choice, running: Running) -> Loop:
         record, chat, reserved = running.record, context.chat, running.reserved
         caps, running.standing = reserved.caps, choice.standing
-        workers, explore, trial = list(choice.workers), False, False
+        workers, draw = list(choice.workers), None
         if not isinstance(choice.planner, FixedPlanner):  # else nothing is drawn, and no prompt shows the workers
             draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
             draw.shuffle(workers)
-            explore = record.train and draw.random() < self._policies.explore_share
-            trial = record.train and draw.random() < self._policies.trial_share
+        planner, explore = self._policies.shares.planner_of(choice, record, draw)
         meter = Meter(record.hold_nano, caps)
         deadline_s, slots = self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel)
         listener = running.tell if context.progress != "off" else no_listener
@@ -335,9 +335,6 @@ class Admission:
         tree.summaries.workers = choice.summarizers
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
-        planner = choice.planner
-        if isinstance(planner, AutoPlanner):
-            planner = planner.choose(record.pool_name, record.task_type, trial=trial)
         rounds = ROUNDS_OF.get(type(planner)) or context.rounds or max(self._rounds(choice, context), trained)
         return Loop(
             record=record,
@@ -364,24 +361,6 @@ class Admission:
             drawn=choice.drawn,
             reserve=choice.reserve,
         )
-
-
-def _call_nano(spec: WorkerSpec, sizes: Sizes, output_bound: int, chat: ChatRequest) -> int:
-    """The worst case of one call for the request's choices of `output_bound` tokens each. A worker that takes no `n` is
-    called once for each choice."""
-    if chat.endpoint in TASK_FIELDS:
-        return task_worst(spec, chat.endpoint, chat.params, sizes[spec.name]).nano
-    price, input_bound, choices = price_of(spec), sizes[spec.name].tokens_max, chat.choices
-    if "n" in spec.cannot:
-        return choices * worst_case_nano(price, input_bound, output_bound, media=chat.has_media)
-    return worst_case_nano(price, input_bound, output_bound * choices, media=chat.has_media)
-
-
-def _check_nano(checker: WorkerSpec, asked: Sequence[WorkerSpec], sizes: Sizes, chat: ChatRequest) -> int:
-    """The worst case of one check. Its prompt holds the longest reply besides the request, and the checker's task."""
-    size = max(size.tokens_max for size in sizes.values())
-    read = size + CHECK_TOKENS_BOUND + REPLY_BYTES_PER_TOKEN * max(spec.output_tokens_max for spec in asked)
-    return worst_case_nano(price_of(checker), read, checker.output_tokens_max, media=chat.has_media)
 
 
 def _prefix(context: RequestContext) -> str:

@@ -185,6 +185,7 @@ def principal(row: KeyRow) -> Principal:
         per_user=_per_user(row),
         organisation=Organisation() if row.organisation is None else organisation(row.organisation),
         role=cast(Role, row.role or "admin"),
+        judges=row.judges,
         worth=row.worth,
     )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, Protocol, get_args
 
 from gateway.core.access.keys import Principal
+from gateway.core.log.rollout import RolloutRecord
 from gateway.core.openai.chat import Endpoint
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.models import is_checker, vendor_params
@@ -77,9 +79,38 @@ class Choice:
     summarizers: tuple[WorkerSpec, ...] = ()  # who may sum up what a prompt has no room for, the cheapest first
 
 
-def no_standing(pool: str) -> str:
+def no_standing(pool: str, org: str) -> str:
     """Nobody counts outcomes."""
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The shares of requests that are there to learn from, in [0, 1]: `explore` is planned at temperature 1; `trial`
+    goes, under `auto`, to the planner that is not in charge. While `short`, the log has too few requests to train on,
+    and both rise to `most`; a share of 0 stays 0."""
+
+    explore: float
+    trial: float = 0.0
+    most: float = 0.0
+    short: Callable[[], bool] = bool
+
+    def planner_of(self, choice: Choice, record: RolloutRecord, draw: Random | None) -> tuple[Planner, bool]:
+        """The planner of a request, and whether it explores: never with `train: false`. What the conductor plans on
+        trial always explores, for it can learn of such plans alone. The rule keeps its own base share: it logs the
+        propensity of each plan, so all of them teach."""
+        planner = choice.planner
+        explores, on_trial = (draw.random(), draw.random()) if draw is not None and record.train else (1.0, 1.0)
+        usual: Planner | AutoPlanner = planner
+        if isinstance(planner, AutoPlanner):
+            trial, kind = on_trial < self._now(self.trial), (record.org, record.pool_name, record.task_type)
+            usual, planner = planner.choose(*kind, trial=False), planner.choose(*kind, trial=trial)
+        if f"{OURS}{planner.name}" != CONDUCTOR:
+            return planner, explores < self.explore
+        return planner, planner is not usual or explores < self._now(self.explore)
+
+    def _now(self, share: float) -> float:
+        return max(share, self.most) if share and self.short() else share
 
 
 class _Offer:
@@ -104,9 +135,9 @@ class Catalog:
         pools: PoolFile,
         planners: Mapping[str, tuple[Planner | AutoPlanner, Planner | None]],
         versions: NamedVersions | None = None,
-        standing: Callable[[str], str] = no_standing,
+        standing: Callable[[str, str], str] = no_standing,
     ) -> None:
-        """`standing`: how far the next rung of a pool's planner is, for a header."""
+        """`standing`: how far the next rung of a pool's planner is for an organisation, for a header."""
         self._planners = dict(planners)
         self._versions = versions
         self._standing = standing
@@ -148,7 +179,7 @@ class Catalog:
         if model in self._planners:
             planner, fallback = self._planners[model]
             choice = self._planned(model, planner, fallback, pool_name, offer)
-            return replace(choice, standing=self._standing(pool_name)) if model == AUTO else choice
+            return replace(choice, standing=self._standing(pool_name, principal.org)) if model == AUTO else choice
         if model.startswith(CHECKED_PREFIX):
             return self._checked(model, pool_name, offer)
         version = (
@@ -192,7 +223,8 @@ class Catalog:
         if spec is None or (spec.kind in ("self", *TOOL_KINDS) and (model == name or endpoint != "chat")):
             addition = "" if endpoint == "chat" else f", or it does no {endpoint}"
             raise NotFound(
-                f"The model `{model[:128]}` does not exist or you do not have access to it{addition}.",
+                f"The model `{model[:128]}` does not exist or you do not have access to it{addition}; "
+                "GET /v1/models lists what this key may use.",
                 param="model",
                 code="model_not_found",
             )

@@ -17,6 +17,7 @@ from gateway.core.access.keys import Principal
 from gateway.core.log.events import Event
 from gateway.core.log.redact import Redactor, apply_mode
 from gateway.core.log.rollout import as_payload, close_record
+from gateway.core.loop.experience.failures import note_failures
 from gateway.core.loop.experience.likeness import question_text
 from gateway.core.money.amounts import Usage, input_tokens_bound
 from gateway.core.money.details import sum_details
@@ -282,6 +283,7 @@ class Completer:
             record.status = record.status if record.status == "aborted" else "failed"
         else:
             record.status = "done"
+            await self._admission.note_cap(record, running.reserved)
         if running.kept is None:  # one in the background waits, and survives gateways
             record.overhead_ms = overhead_ms(record, self._clock.now_us())
         details = sum_details(step.usage_details for step in record.steps)
@@ -315,6 +317,9 @@ class Completer:
         if reserved.calls is not None:
             settles.append(self._settlement(reserved.calls, None, loop.tree.meter.calls))
         records = [record, *loop.tree.children]
+        for each in records:
+            note_failures(each)
+        self._looks.learn_failures(loop)
         events = [
             self._event("rollout", apply_mode(as_payload(each), each.log_mode, self._redactor)) for each in records
         ]

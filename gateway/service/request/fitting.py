@@ -14,6 +14,7 @@ from gateway.core.loop.caps import Caps
 from gateway.core.money.amounts import worst_case_nano
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import MediaPart, media_parts, remote_parts
+from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
@@ -25,6 +26,7 @@ from gateway.service.loop.bodies import (
     context_room,
     counted_size,
     price_of,
+    task_worst,
 )
 from gateway.service.loop.routers import CheckedRouter
 from gateway.service.loop.state import Loop
@@ -34,6 +36,8 @@ from gateway.service.request.catalog import Choice
 
 BYTES_PER_TOKEN_MOST = 8  # of any text that people write: English has between four and five
 RAISE_CAP = ", or raise x-baton-max-tokens as far as the key allows"
+CHECK_TOKENS_BOUND = 2_000  # of a checker's task and the tags around a reply, in bytes
+REPLY_BYTES_PER_TOKEN = 16  # of a reply that a checker reads: no common token is longer
 LONGER_CONTEXT = ", or name a model whose context is longer"
 Sizes = Mapping[str, PromptSize]  # of the request's prompt, by worker name
 Bounds = Callable[[Choice, Caps, Sizes, ChatRequest], object]
@@ -76,6 +80,24 @@ def _fits(spec: WorkerSpec, bytes_bound: int, caps: Caps, chat: ChatRequest) -> 
     """Whether a prompt of so many tokens leaves room in a worker's context, and an answer in the cap on cost."""
     dear = worst_case_nano(price_of(spec), bytes_bound, OUTPUT_TOKENS_MIN, media=chat.has_media)
     return dear <= caps.cost_nano and bytes_bound + OUTPUT_TOKENS_MIN <= spec.context_tokens
+
+
+def call_nano(spec: WorkerSpec, sizes: Sizes, output_bound: int, chat: ChatRequest) -> int:
+    """The worst case of one call for the request's choices of `output_bound` tokens each. A worker that takes no `n` is
+    called once for each choice."""
+    if chat.endpoint in TASK_FIELDS:
+        return task_worst(spec, chat.endpoint, chat.params, sizes[spec.name]).nano
+    price, input_bound, choices = price_of(spec), sizes[spec.name].tokens_max, chat.choices
+    if "n" in spec.cannot:
+        return choices * worst_case_nano(price, input_bound, output_bound, media=chat.has_media)
+    return worst_case_nano(price, input_bound, output_bound * choices, media=chat.has_media)
+
+
+def check_nano(checker: WorkerSpec, asked: Sequence[WorkerSpec], sizes: Sizes, chat: ChatRequest) -> int:
+    """The worst case of one check. Its prompt holds the longest reply besides the request, and the checker's task."""
+    size = max(size.tokens_max for size in sizes.values())
+    read = size + CHECK_TOKENS_BOUND + REPLY_BYTES_PER_TOKEN * max(spec.output_tokens_max for spec in asked)
+    return worst_case_nano(price_of(checker), read, checker.output_tokens_max, media=chat.has_media)
 
 
 def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Caps) -> Choice:

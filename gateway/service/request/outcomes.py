@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.core.access.keys import Principal
-from gateway.core.log.events import uuid7
+from gateway.core.log.events import random_hex, uuid7
 from gateway.core.log.outcome import (
     LABELS,
     TEXT_CHARS_MAX,
@@ -19,9 +19,9 @@ from gateway.core.log.outcome import (
     requested,
 )
 from gateway.core.log.redact import Redactor
-from gateway.errors import BadRequest, BatonError, NotFound
+from gateway.errors import BadRequest, BatonError, Forbidden, NotFound, RateLimited
 from gateway.service.loop.experience.memory import ExperienceMemory
-from gateway.service.ports.request import Clock, Journal, Store
+from gateway.service.ports.request import Clock, Journal, RateLimits, Store
 
 NOT_KEPT = "[not kept]"
 
@@ -36,19 +36,25 @@ class Outcomes:
         clock: Clock,
         redactor: Redactor | None = None,
         labels: Mapping[str, float] = LABELS,
+        *,
         memory: ExperienceMemory | None = None,
+        limits: RateLimits | None = None,
+        per_minute: int | None = None,
     ) -> None:
-        """`memory`: of the process, which knows an outcome before its reply leaves."""
+        """`memory`: of the process, which knows an outcome before its reply leaves. `per_minute`: the outcomes that a
+        key may post."""
         self._labels = labels
         self._redactor = redactor or Redactor()
         self._store = store
         self._journal = journal
         self._clock = clock
-        self._memory = memory
+        self._memory, self._limits, self._per_minute = memory, limits, per_minute
 
     async def add(self, principal: Principal, body: object, idempotency_key: str | None) -> dict[str, Any]:
-        """Attach one outcome to a rollout. Raises BadRequest, which names the field, and NotFound for a rollout that
-        this key does not own. A judgement of a step names a step that ended. The reply says whether it counts."""
+        """Attach one outcome to a rollout. Raises BadRequest, which names the field, NotFound for a rollout that this
+        key does not own, Forbidden for a key that may not judge, and RateLimited. A judgement of a step names a step
+        that ended. The reply says whether it counts."""
+        await self._admit(principal)
         target, judgement = requested(body, self._labels)
         key = check_idempotency_key(idempotency_key)
         rollout = await self._rollout(target, principal)
@@ -68,6 +74,21 @@ class Outcomes:
                 await self._memory.refresh()
         made = {"id": outcome_id, "object": "baton.outcome", "rollout_id": outcome.rollout_id, "created": new}
         return made | counting(judgement, self._labels)
+
+    async def _admit(self, principal: Principal) -> None:
+        """Count an outcome against what its key may post. Raises Forbidden, RateLimited."""
+        if not principal.judges:
+            fix = f"this key may not judge; `baton keys update {principal.public_id} --judges` lets it"
+            raise Forbidden(fix, code="key_may_not_judge")
+        if self._limits is None:
+            return
+        name, request_id = f"{principal.public_id}:outcomes", random_hex()
+        try:
+            await self._limits.admit(name, request_id, 0, self._per_minute, None, None)
+        except RateLimited as full:
+            rule = f"This key may post {self._per_minute} outcomes a minute; retry in {full.retry_after_s:.1f} s."
+            raise RateLimited(rule, retry_after_s=full.retry_after_s) from None
+        await self._limits.release(name, request_id, None)
 
     def _scrub_judgement(self, judgement: Judgement, mode: str) -> Judgement:
         """The judgement with its texts reduced to what the key's log mode lets Baton store."""

@@ -325,7 +325,8 @@ def reply_headers(record: RolloutRecord, standing: str = "") -> dict[str, str]:
         "x-baton-cost-usd": nano_to_usd(record.cost_nano),
         "x-baton-overhead-ms": f"{record.overhead_ms:.1f}",
     }
-    if reasons := [str(each.plan["why"]) for each in record.rounds if each.plan and each.plan.get("why")]:
+    plans = [each.plan for each in record.rounds if each.plan and each.plan.get("steps")]
+    if reasons := [str(plan["why"]) for plan in plans if plan.get("why")]:
         headers["x-baton-why"] = reasons[-1]
     if left_out := [name for step in record.steps for attempt in step.attempts for name in attempt.left_out]:
         headers["x-baton-left-out"] = ", ".join(dict.fromkeys(left_out))
@@ -336,6 +337,8 @@ def reply_headers(record: RolloutRecord, standing: str = "") -> dict[str, str]:
         headers["x-baton-experience"] = memory["state"] + age
     if record.capped:
         headers["x-baton-capped"] = record.capped
+    if by := record.caps.get("capped_by"):
+        headers["x-baton-capped-by"] = by
     if record.steps and (lowered := record.steps[-1].lowered):
         headers["x-baton-lowered"] = f"max_tokens={lowered['max_tokens']}, asked={lowered['asked']}, by={lowered['by']}"
     if cut := [(step.step, attempt.cut) for step in record.steps for attempt in step.attempts if attempt.cut]:

@@ -14,14 +14,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from gateway.core.policies.holdout import HELD_OUT_SHARE, KEY_SHARE_APART, Bound, bound_of
 from gateway.errors import ConfigError, NotFound
 from gateway.files import write_atomic
 from policy.dataset.read import StoredRequest, extent, group_of, requests_of, snapshot
-from policy.dataset.rules import KEY_SHARE_APART, Bound, bound_of
 from policy.dataset.select import Selection
 from policy.spec import first_of
 
-HELD_OUT_SHARE = 0.2  # of the requests, the latest
 REQUESTS_MAX = 5_000
 FILE_BYTES_MAX = 1 << 30
 NOT_PARAMS = ("model", "messages", "response", "stream", "n")

@@ -27,7 +27,7 @@ from policy.serve.shape import tokens_shape
 from policy.serve.tokens import Tokens
 from policy.train.engines.memory import GIB, check, memory
 from policy.train.engines.rows import PROFILES, EngineRow, EngineSettings, of_training, read_rows
-from policy.train.sources.logged import of_export
+from policy.train.sources.logged import exported, of_dataset
 from policy.train.step.rows import MissingLogprobs
 from policy.train.weights.start import StartDirectory, open_start
 
@@ -221,7 +221,7 @@ def _rows(data: Path, start: StartDirectory, settings: EngineSettings) -> list[E
     manifest, tokens = start.manifest, Tokens(start.home, tokens_shape(read_object(start.home / CONFIG_FILE)))
     taught = taught_dial(manifest.config) if settings.reward.dial == DIAL else None
     weights = replace(settings.reward, dial=taught or settings.reward.dial)
-    found = of_export(data, manifest.prompt_hash, weights)
+    found = of_dataset(exported(data), manifest.prompt_hash, weights)
     if not found.rows:
         raise BadRequest(f"{data}: no rollout can be trained on: {listed(Counter(found.refused)) or 'none is there'}")
     return of_training(found.rows, tokens, settings)

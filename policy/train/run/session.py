@@ -40,14 +40,22 @@ from policy.train.run.searched import searched
 from policy.train.settings import Settings
 from policy.train.sources.conductor import BatchConductor, Sampler
 from policy.train.sources.live import read_pool
-from policy.train.sources.logged import LoggedSource, TrainableRows, exported, of_database, of_export
+from policy.train.sources.logged import LoggedSource, TrainableRows, exported, likely, of_database, of_dataset
 from policy.train.sources.sampled import PLAN_TIMEOUT_S, Conductors, SampledSource, Source
 from policy.train.sources.scene import Scene, executor_of, open_replay, scene_of
-from policy.train.sources.taught import TaughtLessons, TaughtSource, Tutor, demonstrations, lessons_of, winners
+from policy.train.sources.taught import (
+    TaughtLessons,
+    TaughtSource,
+    Tutor,
+    demonstrations,
+    drawn,
+    lessons_of,
+    winners,
+)
 from policy.train.spec import TrainSpec, chosen
 from policy.train.step.grpo import learn
 from policy.train.step.masks import Masks
-from policy.train.step.region import learn_near
+from policy.train.step.region import learn_near, scored
 from policy.train.step.supervised import SupervisedStep
 from policy.train.weights.large import LargeWeights
 
@@ -180,7 +188,7 @@ async def _source(
     if lessons is not None:
         return TaughtSource(lessons, spec.settings), Spend(), _nothing, inherited
     if spec.env == "logged":
-        log_rows = _found(spec, initial)
+        log_rows = _found(spec, initial, masks)
         source = LoggedSource(log_rows, initial.version, spec.settings.requests_min)
         left_out = f"; left out: {listed(Counter(log_rows.refused))}" if log_rows.refused else ""
         say(f"{len(log_rows.rows)} plans of {log_rows.rollouts} requests{left_out}")
@@ -226,13 +234,16 @@ async def _nothing() -> None:
     """What has nothing to close."""
 
 
-def _found(spec: TrainSpec, initial: Initial) -> TrainableRows:
-    known, weights = initial.manifest.prompt_hash, spec.settings.reward
-    if spec.export is not None:
-        return of_export(spec.export, known, weights)
-    if not spec.database:
+def _found(spec: TrainSpec, initial: Initial, masks: Masks) -> TrainableRows:
+    """The log's rows. What the rule drew gets the log-probs of the weights that training begins with."""
+    known, settings = initial.manifest.prompt_hash, spec.settings
+    if spec.export is None and not spec.database:
         raise ConfigError("--env logged needs --database URL, or --export FILE of `traces export`")
-    return of_database(spec.database, spec.filters, known, weights)
+    rows = exported(spec.export) if spec.export else of_database(spec.database, spec.filters)
+    tutor = Tutor(initial.tokens, masks, initial.profile, initial.weights.context)
+    log_rows = of_dataset(rows, known, settings.reward, partial(drawn, tutor=tutor))
+    rows_scored = scored(initial.weights, masks, log_rows.rows, settings.tokens_max)
+    return likely(replace(log_rows, rows=rows_scored), settings.weight_max)
 
 
 def _lessons(spec: TrainSpec, initial: Initial, masks: Masks, say: Say) -> tuple[TaughtLessons, TrainSpec, Initial]:

@@ -2,6 +2,12 @@
 
 Rows that cannot be trained on are left out by name. If no row is left, or all rewards are equal, the run does not
 begin.
+
+Two kinds of rows. A plan that the conductor sampled has the log-prob of each token. A plan that the rule drew has one
+propensity μ, the exact probability of its arm: it is written as the student would write it and weighed as a whole by
+min(π(plan) / μ, cap) (`step/grpo.py`), the truncated importance weight of Ionides (2008) for the contextual bandit of
+Swaminathan & Joachims (ICML 2015). The batch mean is the baseline, so that what a log has much of is not avoided or
+sought for its share alone (their propensity overfitting, NeurIPS 2015).
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,14 +25,15 @@ from gateway.errors import ConfigError
 from policy.dataset import curate, parquet
 from policy.dataset import row as dataset
 from policy.dataset.refusals import RowRefused, listed
-from policy.dataset.rules import reward_of, unparsed
+from policy.dataset.rules import ROUTERS, reward_of, unparsed
 from policy.reward import RewardSettings
 from policy.train.metrics import Value
 from policy.train.sources.sampled import Batch
 from policy.train.spec import chosen
-from policy.train.step.rows import TrainingRow, checked, require_outcomes
+from policy.train.step.rows import TrainingRow, checked, plan_weight, require_outcomes
 
 EXPORT_ROWS_MAX = 1_000_000
+WEIGHT_MIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,7 @@ class LoggedSource:
             "episodes": log_rows.rollouts,
             "refused": {name: float(count) for name, count in sorted(Counter(log_rows.refused).items())},
             "staleness": sum(behind) / len(behind),
+            "drawn_share": sum(row.propensity is not None for row in log_rows.rows) / len(log_rows.rows),
         }
 
     async def batch(self, step: int) -> Batch:
@@ -92,15 +100,11 @@ def _behind(version: str, now: str) -> float:
     return float(max(0, int(latest) - int(number))) if same else 0.0
 
 
-def of_database(url: str, filters: Mapping[str, Any], prompt_hash: str, weights: RewardSettings) -> TrainableRows:
-    """Rows of a log in PostgreSQL. `filters`: fields of Selection and Rules by name. Raises as `curate.load`."""
+def of_database(url: str, filters: Mapping[str, Any]) -> list[dataset.Row]:
+    """The training side of a log in PostgreSQL. `filters`: fields of Selection and Rules by name. Raises as
+    `curate.load`."""
     selection, rules = chosen(filters)
-    return of_dataset(curate.load(url, selection, rules).train, prompt_hash, weights)
-
-
-def of_export(path: Path, prompt_hash: str, weights: RewardSettings) -> TrainableRows:
-    """Rows of a Parquet file that `traces export` wrote. Raises ConfigError."""
-    return of_dataset(exported(path), prompt_hash, weights)
+    return curate.load(url, selection, rules).train
 
 
 def exported(path: Path) -> list[dataset.Row]:
@@ -108,20 +112,46 @@ def exported(path: Path) -> list[dataset.Row]:
     return [row for row in islice(parquet.read(path), EXPORT_ROWS_MAX) if row.split == "train"]
 
 
-def of_dataset(rows: Sequence[dataset.Row], prompt_hash: str, weights: RewardSettings) -> TrainableRows:
-    """Rows of policy.dataset: one each, with the outcome, cost and latency of the whole request."""
+def of_dataset(
+    rows: Sequence[dataset.Row],
+    prompt_hash: str,
+    weights: RewardSettings,
+    drawn: Callable[[dataset.Row, float], TrainingRow] | None = None,
+) -> TrainableRows:
+    """Rows of policy.dataset: one each, with the outcome, cost and latency of the whole request. `drawn`: makes the row
+    of a plan that the rule drew, with its reward; None: these are left out."""
     refused_plans = unparsed(rows)
     trainable: list[TrainingRow] = []
     refused: list[str] = []
     for row in rows:
         try:
             value = reward_of(row, row.root_id not in refused_plans, weights)
+            if row.planner in ROUTERS:
+                trainable.append(_drawn(row, value, drawn))
+                continue
             if row.prompt_hash != prompt_hash:
                 raise RowRefused("other_prompt")
             trainable.append(_row(row, value))
         except RowRefused as error:
             refused.append(error.reason)
     return TrainableRows(trainable, len({row.episode for row in trainable}), refused)
+
+
+def _drawn(row: dataset.Row, value: float, drawn: Callable[[dataset.Row, float], TrainingRow] | None) -> TrainingRow:
+    if row.propensity is None:
+        raise RowRefused("no_propensity")
+    if drawn is None:
+        raise RowRefused("drawn")
+    return drawn(row, value)
+
+
+def likely(log_rows: TrainableRows, weight_max: float) -> TrainableRows:
+    """The rows without those of the rule whose weight min(π(plan) / μ, cap) is below WEIGHT_MIN under the first
+    weights, of which `logprobs` are: twenty of them would count as one, and an optimizer that normalises its steps
+    would follow their noise."""
+    stay = [row for row in log_rows.rows if row.propensity is None or plan_weight(row, weight_max) >= WEIGHT_MIN]
+    refused = [*log_rows.refused, *["unlikely"] * (len(log_rows.rows) - len(stay))]
+    return TrainableRows(stay, len({row.episode for row in stay}), refused)
 
 
 def _row(row: dataset.Row, value: float) -> TrainingRow:

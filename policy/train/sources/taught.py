@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,17 @@ class Tutor:
 
 
 # ---------------------------------------------------------------- out of the log
+
+
+def drawn(row: dataset.Row, reward: float, tutor: Tutor) -> TrainingRow:
+    """The plan that the rule drew as the student would have written it, with the propensity that the rule logged. Its
+    log-probs are not known yet. Raises RowRefused."""
+    if row.plan is None:
+        raise RowRefused("no_plan")
+    allowed = limits_of(row)
+    plan, messages = _plan(row.plan, allowed), prompt_of(row, tutor.profile)
+    lesson = tutor.row(messages, plan, allowed, reward, row.root_id, row.group, row.task_type or "")
+    return replace(lesson, propensity=row.propensity)
 
 
 def winners(rows: Sequence[dataset.Row], tutor: Tutor, settings: Settings) -> tuple[list[TrainingRow], Counter[str]]:

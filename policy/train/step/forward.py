@@ -95,6 +95,15 @@ def _piece(
     return head(states)
 
 
+def behaviour(row: TrainingRow, proximal: Tensor | None) -> Sequence[float] | Tensor:
+    """The stored log-probs [T] of a plan; of one that a router drew with one propensity, those by which the weight of
+    each token against `proximal` is that of the whole plan, π_proximal(plan) / propensity."""
+    if row.propensity is None or proximal is None:
+        return row.logprobs
+    ours = proximal[: len(row.plan_ids)]
+    return ours - (ours.sum() - math.log(row.propensity))
+
+
 def padded(rows: Sequence[Sequence[float] | Tensor], like: Tensor) -> Tensor:
     """The rows as one tensor [B, T] of the shape and device of `like`, 0 behind the end of each."""
     out = torch.zeros(like.shape, device=like.device)

@@ -9,7 +9,8 @@ counts. Beside it: `rows` (a row), `parcels`, `forward` (passes), `masks` (the g
 
 Log-probs come in three kinds. `logprobs`: the weights being trained, with gradient. `behaviour`: what the server stored
 when it sampled, after temperature and grammar mask; never recomputed, since logs without them destroyed a policy in one
-round. `proximal`: the weights at the start of the update, or None where one batch makes one pass.
+round. `proximal`: the weights at the start of the update, or None where one batch makes one pass. Of a plan that a
+router drew with propensity μ, the weight is min(π_proximal(plan) / μ, cap), and the ratio is taken against `proximal`.
 
 Sources: GRPO (Shao et al., arXiv:2402.03300); no division by std and its bias (Dr. GRPO, 2503.20783); token-level
 normalisation and clip-higher (DAPO, 2503.14476); leave-one-out baseline (RLOO, 2402.14740); decoupled clipping (Hilton
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from policy.environments.base import rng_for
 from policy.train.settings import Settings
-from policy.train.step.forward import ForwardPass, padded, passes, score
+from policy.train.step.forward import ForwardPass, behaviour, padded, passes, score
 from policy.train.step.masks import Masks
 from policy.train.step.measures import LOG_RATIO_MAX, Means, ratio_metrics, share
 from policy.train.step.rows import MissingLogprobs, TrainingRow, grouped
@@ -55,8 +56,7 @@ def learn(
     # these two hold the plans of dead groups, too: practice made SmolLM2 forget what it rarely does
     if trained := list(range(len(rows))) if settings.kl_weight or settings.entropy_weight else live:
         batch_loss = _BatchLoss(weights, masks, rows, advantages, settings, reference)
-        if settings.decoupled:
-            batch_loss.store_proximal(trained)
+        batch_loss.store_proximal([at for at in trained if settings.decoupled or rows[at].propensity is not None])
         for epoch in range(settings.epochs):
             for numbers in minibatches(rows, trained, settings.minibatches, (settings.seed, "order", step, epoch)):
                 optimizer.param_groups[0]["lr"] = settings.rate(step)
@@ -207,14 +207,14 @@ class _BatchLoss:
         """Store the log-probs of the weights as they are now: the proximal policy of this step."""
         with torch.no_grad():
             for each in self._passes(numbers):
-                scores = score(self._weights, self._masks, each, entropy=False)
-                for number, logprobs in zip(each.numbers, scores.logprobs, strict=True):
+                found = score(self._weights, self._masks, each, entropy=False).logprobs
+                for number, logprobs in zip(each.numbers, found, strict=True):
                     self._proximal[number] = logprobs
 
     def backward(self, numbers: Sequence[int], metrics: Means) -> None:
         """Gradients of one minibatch. Rows without advantage do not dilute what the others teach."""
         count = sum(self._token_count(self._rows[number]) for number in numbers)
-        live = sum(self._token_count(self._rows[number]) for number in numbers if self._advantages.live[number])
+        live = sum(self._token_count(self._rows[at]) for at in numbers if self._advantages.live[at])
         for each in self._passes(numbers):
             scores = score(self._weights, self._masks, each, entropy=self._settings.entropy_weight > 0)
             mask = self._mask_of(each, scores.present)
@@ -224,14 +224,14 @@ class _BatchLoss:
                 self._advantages.values[each.numbers].to(mask.device) * (count / max(1, live)),
                 mask,
                 self._knobs,
-                proximal=self._proximal_of(each, scores.present) if self._settings.decoupled else None,
+                proximal=self._proximal_of(each, scores.present) if self._proximal else None,
                 reference=self._reference_of(each),
                 entropy=scores.entropy,
                 token_count=count,
             )
             loss.value.backward()
-            here = max(1.0, float(mask.sum()))
-            shown = {name: value for name, value in loss.metrics.items() if name not in ("loss", "tokens", "entropy")}
+            here, apart = max(1.0, float(mask.sum())), ("loss", "tokens", "entropy")
+            shown = {name: value for name, value in loss.metrics.items() if name not in apart}
             entropy = float((scores.entropy.detach() * mask).sum()) / here
             metrics.add({**shown, "entropy": entropy}, here)
             metrics.sum({"loss": loss.metrics["loss"]})
@@ -244,14 +244,14 @@ class _BatchLoss:
 
     def _mask_of(self, each: ForwardPass, present: Tensor) -> Tensor:
         decisions = padded([list(map(float, row.decisions)) for row in each.rows], present) > 0
-        live = torch.ones(len(each.rows), dtype=torch.bool, device=present.device)
-        return loss_mask(present, decisions, live, decisions_only=self._settings.decisions_only)
+        return loss_mask(present, decisions, present.any(-1), decisions_only=self._settings.decisions_only)
 
     def _behaviour_of(self, each: ForwardPass, present: Tensor) -> Tensor:
-        return padded([row.logprobs for row in each.rows], present)
+        return padded([behaviour(self._rows[at], self._proximal.get(at)) for at in each.numbers], present)
 
     def _proximal_of(self, each: ForwardPass, present: Tensor) -> Tensor:
-        return padded([self._proximal[number][: present.shape[1]] for number in each.numbers], present)
+        known = [self._proximal.get(number, self._rows[number].logprobs) for number in each.numbers]
+        return padded([one[: present.shape[1]] for one in known], present)
 
     def _reference_of(self, each: ForwardPass) -> Tensor | None:
         if self._reference is None:

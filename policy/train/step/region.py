@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from policy.train.settings import Settings
 from policy.train.step.forward import passes, score
 from policy.train.step.grpo import learn
 from policy.train.step.masks import Masks
-from policy.train.step.rows import TrainingRow
+from policy.train.step.rows import TrainingRow, plan_weight
 from policy.train.weights.small import Weights, trainable
 
 MEASURED_MAX = 400  # planning calls, of the first requests
@@ -59,17 +60,32 @@ def learn_near(
     return {**figures, "log_kl": kl, "step_share": share}
 
 
+def scored(weights: Weights, masks: Masks, rows: Sequence[TrainingRow], tokens_max: int) -> list[TrainingRow]:
+    """The rows, those that a router drew with their log-probs under these weights."""
+    numbers, out = [at for at, row in enumerate(rows) if row.propensity is not None], list(rows)
+    with torch.no_grad():
+        for each in passes(rows, numbers, tokens_max, weights.shares_prompts):
+            logprobs = score(weights, masks, each, entropy=False).logprobs.tolist()
+            for number, row, ours in zip(each.numbers, each.rows, logprobs, strict=True):
+                out[number] = replace(row, logprobs=tuple(ours[: len(row.plan_ids)]))
+    return out
+
+
 def log_kl(weights: Weights, masks: Masks, rows: Sequence[TrainingRow], settings: Settings) -> float:
     """KL(logged ‖ weights) in nats a request, over decision tokens, as the gate's triage measures it; infinity where a
-    logged plan has become impossible."""
+    logged plan has become impossible. Of plans that a router drew it is KL(first weights ‖ weights), each with its
+    truncated importance weight: how far the router is from the first weights is not the step's doing."""
     lost: dict[str, float] = defaultdict(float)
+    counts: dict[str, float] = {}
     with torch.no_grad():
         for each in passes(rows, range(min(len(rows), MEASURED_MAX)), settings.tokens_max, weights.shares_prompts):
             logprobs = score(weights, masks, each, entropy=False).logprobs
             for row, ours in zip(each.rows, logprobs.tolist(), strict=True):
                 decided = zip(row.logprobs, ours, row.decisions, strict=False)  # `ours` is padded behind
-                lost[row.episode] += sum(was - now for was, now, decides in decided if decides)
-    kl = sum(lost.values()) / max(1, len(lost))
+                share = plan_weight(row, settings.weight_max)
+                lost[row.episode] += share * sum(was - now for was, now, decides in decided if decides)
+                counts[row.episode] = share
+    kl = sum(lost.values()) / max(1.0, sum(counts.values()))
     return kl if math.isfinite(kl) else math.inf
 
 

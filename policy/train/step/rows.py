@@ -39,6 +39,12 @@ class TrainingRow:
     category: str = ""
     version: str = ""
     first: bool = True  # of its episode: round 1 of the request's own loop
+    propensity: float | None = None  # of the whole plan, which a router drew; then `logprobs` are of the first weights
+
+
+def plan_weight(row: TrainingRow, weight_max: float) -> float:
+    """The truncated importance weight of a plan under the first weights; 1 of one that was sampled token by token."""
+    return 1.0 if row.propensity is None else min(weight_max, math.exp(sum(row.logprobs)) / row.propensity)
 
 
 def rows_of(episode: Episode, reward: float, question: str, category: str) -> list[TrainingRow]:
@@ -81,12 +87,19 @@ def checked(planned: RoundRecord | dataset.Row, **more: Any) -> TrainingRow:
         tuple(planned.prompt_token_ids),
         tuple(planned.plan_token_ids),
         tuple(planned.plan_logprobs),
-        tuple(planned.decision_mask),
+        _rewarded(planned.decision_mask),
         schema,
         temperature,
         version=planned.policy_version or "",
         **more,
     )
+
+
+def _rewarded(decisions: Sequence[bool]) -> tuple[bool, ...]:
+    """The decisions that a reward speaks of: not that a task's text ends. Plans with a text are long, and mostly wrong
+    at first; punished with them, the end of a text became unlikely in any plan, and texts ran on to the last token."""
+    before = (True, *decisions)
+    return tuple(decides and not_free for decides, not_free in zip(decisions, before, strict=False))
 
 
 def grouped(rows: Sequence[TrainingRow]) -> tuple[list[int], list[int]]:

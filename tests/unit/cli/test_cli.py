@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,23 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"baton {__version__}\n"
 
 
+def test_without_a_command_all_are_listed_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    said = capsys.readouterr().err
+    assert sorted(name for names in cli.GROUPS.values() for name in names) == sorted(cli.COMMANDS)
+    assert all(f"  {name} " in said and command.summary in said for name, command in cli.COMMANDS.items())
+    assert said.index("Start:") < said.index("  serve ") < said.index("Learn:")
+
+
+def test_a_reader_that_leaves_is_no_traceback() -> None:
+    command = f'{sys.executable} -c \'from gateway import cli; cli.COMMANDS["check"] = cli.Command("", lambda p: None, '
+    command += 'lambda o: [print(n) for n in range(100_000)] and 0); raise SystemExit(cli.main(["check"]))\' | head -1'
+    done = subprocess.run(
+        ["bash", "-c", command + "; echo ${PIPESTATUS[0]}"], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("0\n141\n", "")
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [(ConfigError("a wrong setting"), 2), (Unavailable("a dead server"), 1), (KeyboardInterrupt(), 130)],
@@ -174,6 +193,31 @@ def test_check_says_which_planner_plans_and_what_it_was_trained_on(
     assert "`baton`: one plans. Next: `baton train status`" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_planner_that_is_not_in_the_pool_is_one_line_before_anything_starts(
+    command: str, pool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--data-dir", str(tmp_path / "data")] if command == "serve" else []
+    assert cli.main([command, *more, "--pool", str(pool), "--conductor", "worker:nix"]) == 2
+    assert capsys.readouterr().err == "BATON_CONDUCTOR=worker:nix: no such model; known: one\n"
+    assert cli.main([command, *more, "--conductor", "worker:nix"]) == 2
+    assert "the workers are simulated, and none of them plans; name a pool file too" in capsys.readouterr().err
+
+
+def test_a_port_that_must_be_free_is_tried_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BATON_PORT_STRICT", "true")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", "--data-dir", str(tmp_path / "data"), "--port", str(port)]) == 2
+    said = capsys.readouterr()
+    assert f"127.0.0.1:{port} is taken; free it" in said.err
+    assert "postgres" not in said.out
+
+
 @pytest.mark.parametrize("conductor", ["embedded", "policy/shipped/arena-3"])
 def test_the_simulators_conductor_is_refused_on_another_pool(
     conductor: str, pool: Path, capsys: pytest.CaptureFixture[str]
@@ -189,7 +233,7 @@ def test_the_simulators_conductor_is_refused_on_another_pool(
 @pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
-        (["--conductor", "worker:two"], {}, "BATON_CONDUCTOR=worker:two: no such worker; known: one"),
+        (["--conductor", "worker:two"], {}, "BATON_CONDUCTOR=worker:two: no such model; known: one"),
         (
             ["--conductor", "nowhere"],
             {},

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
-
-from gateway.adapters.postgres import rows
 from gateway.cli.admin import rollouts
-from gateway.core.log.counterfactual import JudgedPlan, had_it_gone_to, judged_plan, plan_probability
+from gateway.core.log.counterfactual import JudgedPlan
 from gateway.core.log.explain import Surroundings, explain
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord
-from tests.records import T0_US, a_rollout, a_round, a_step, rollout_event
+from tests.records import T0_US, a_rollout, a_round, a_step, tree_of
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "explain.md"
 POOL: list[dict[str, Any]] = [
@@ -28,14 +24,6 @@ STEPS: list[dict[str, Any]] = [
     {"worker": "quill", "task": "Find the place.", "see": []},
     {"worker": "quill", "task": None, "see": [0]},
 ]
-
-
-def tree_of(*records: RolloutRecord) -> dict[str, Any]:
-    new = rows.Rows()
-    for record in records:
-        new.extend(rows.event_rows(rollout_event(record)))
-    parts = {"rounds": new.rounds, "steps": new.steps, "outcomes": [], "ledger": []}
-    return rows.tree(records[0].id, new.rollouts, parts)
 
 
 def record_of(**changes: Any) -> RolloutRecord:
@@ -67,20 +55,13 @@ def around(**changes: Any) -> Surroundings:
 
 
 def logged_plans(seed: int = 3, n: int = 400) -> list[JudgedPlan]:
-    """Plans of a policy that prefers `large` (0.75) to `small` (0.25); truths 0.9 and 0.6."""
-    draw = Random(seed)
+    """Requests that the rule gave to `large` (0.75) or `small` (0.25); truths 0.9 and 0.6."""
+    draw, chances = Random(seed), {"large": 0.75, "small": 0.25}
     plans = []
     for _ in range(n):
-        worker, chance, right = ("large", 0.75, 0.9) if draw.random() < 0.75 else ("small", 0.25, 0.6)
-        plans.append(JudgedPlan((worker,), True, chance, float(draw.random() < right)))
+        worker, right = ("large", 0.9) if draw.random() < 0.75 else ("small", 0.6)
+        plans.append(JudgedPlan(worker, chances[worker], float(draw.random() < right), chances))
     return plans
-
-
-def test_a_plan_has_the_probability_of_its_decisions() -> None:
-    assert plan_probability([-0.5, -3.0, -0.25], [True, False, True]) == pytest.approx(math.exp(-0.75))
-    assert plan_probability([None, -1.0], [False, True]) == pytest.approx(math.exp(-1))
-    for logprobs, mask in (([], []), ([-1.0], [True, True]), ([-math.inf], [True]), ([None], [True]), ([0.5], [True])):
-        assert plan_probability(logprobs, mask) is None
 
 
 def test_alternatives_stand_between_the_bounds_that_the_log_gives() -> None:
@@ -114,7 +95,7 @@ def test_a_router_and_a_plan_without_log_probs_are_unknown_with_the_reason() -> 
     ruled = record_of(rounds=[a_round(planner="rule", plan={"steps": STEPS[:1]}, plan_logprobs=[], decision_mask=[])])
     plan = explain(tree_of(ruled), around())["decisions"][0]["plan"]
     assert plan["probability"] is None
-    assert "no probabilities" in plan["unknown"]
+    assert "without a draw" in plan["unknown"]
     bare = record_of(rounds=[a_round(plan_logprobs=[], decision_mask=[], allowed=None)])
     decision = explain(tree_of(bare), around())["decisions"][0]
     assert "no log-probs" in decision["plan"]["unknown"]
@@ -147,13 +128,18 @@ def test_what_was_cut_of_a_prompt_is_there() -> None:
 
 
 def test_what_caps_key_and_pool_ruled_out() -> None:
-    record = record_of(capped="cost", steps=[])
+    caps = {"calls": 16, "steps": 3, "cost_nano": 500_000_000}
+    record = record_of(capped="cost", steps=[], caps=caps)
     why = explain(tree_of(record), around(key_workers=["small", "large", "search"]))
-    told = [(one["by"], one["what"]) for one in why["forbidden"]]
-    assert ("cap steps", "more than 3") in told
-    assert ("cap depth", "a step on `self`") in told
-    assert ("cap cost", "the rest of the request: it ended here") in told
-    assert ("key", "workers other than large, search, small (as it is today)") in told
+    assert [(one["by"], one["what"]) for one in why["forbidden"]] == [
+        ("cap depth", "a step on `self`"),
+        (
+            "cap cost",
+            "the rest of the request: it ran out of dollars: it spent $0.00000081 of the $0.000009 that were held "
+            "for it (its cap is $0.50)",
+        ),
+        ("key", "workers other than large, search, small (as it is today)"),
+    ], "the caps that bounded nothing are not told"
     assert why["not_shown"] == {"workers": [], "reason": None, "by_key": ["vision"], "drawn": {"search": 0.125}}
     assert explain(tree_of(record), around())["not_shown"]["workers"] == ["vision"]
     assert explain(tree_of(record), around(pool_workers=None))["not_shown"]["workers"] is None
@@ -166,41 +152,6 @@ def test_child_loops_are_explained_with_their_parent() -> None:
     assert [(one["rollout_id"], one["depth"]) for one in decisions] == [(top.id, 0), (child.id, 1)]
 
 
-# ---------------------------------------------------------------- counterfactuals
-
-
-def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
-    truth, runs = {"large": 0.9, "small": 0.6}, 200
-    held = dict.fromkeys(truth, 0)
-    for seed in range(runs):
-        plans = logged_plans(seed, 200)
-        for worker, value in truth.items():
-            one = had_it_gone_to(worker, plans)
-            held[worker] += one["low"] <= value <= one["high"]
-    assert all(count / runs >= 0.92 for count in held.values()), held
-
-
-def test_what_the_log_does_not_support_is_unknown() -> None:
-    plans = logged_plans()
-    assert "went to vision alone" in had_it_gone_to("vision", plans)["unknown"]
-    assert "judged requests like this" in had_it_gone_to("large", plans[:20])["unknown"]
-    routed = [JudgedPlan(("large",), True, None, 1.0)] * 100
-    assert had_it_gone_to("large", routed)["alike"] == 0, "a router's choice has no probability"
-    staged = [JudgedPlan(("large", "small"), False, 0.5, 1.0)] * 100
-    assert had_it_gone_to("large", staged)["tried"] == 0, "a plan of two steps is not the worker alone"
-    rare = [JudgedPlan(("small",), True, 0.5, 1.0)] * 30 + [JudgedPlan(("large",), True, 0.001, 1.0)] * 12
-    assert "weights' mean" in had_it_gone_to("large", rare)["unknown"]
-    uneven = [*rare[30:31], *[JudgedPlan(("large",), True, 0.9, 1.0)] * 40]
-    assert "weigh all" in had_it_gone_to("large", uneven)["unknown"]
-
-
-def test_a_plain_single_step_is_the_worker_alone() -> None:
-    names = {"atlas": "small"}
-    assert judged_plan({"steps": [STEPS[2] | {"worker": "atlas"}]}, names, 0.5, 1.0).alone
-    assert not judged_plan({"steps": STEPS[:1]}, names, 0.5, 1.0).alone, "a task of the planner's own"
-    assert not judged_plan({"steps": []}, names, 0.5, 1.0).alone
-
-
 # ---------------------------------------------------------------- as text
 
 
@@ -208,8 +159,88 @@ def text_of(why: dict[str, Any]) -> str:
     return rollouts._explanation(json.loads(json.dumps(why)))
 
 
-def test_the_page_of_the_docs_shows_this_explanation() -> None:
-    assert text_of(explain(tree_of(record_of()), around())) in PAGE.read_text()
+def ruled() -> RolloutRecord:
+    """A request that the rule planned, between a cheap worker that is mostly wrong and a dear one that is mostly
+    right."""
+    pool = [
+        {"name": name, "handle": name, "kind": kind, "experience": {"n": 8, "success": right / 8, "ms": ms}}
+        for name, kind, right, ms in (("cheap", "openai", 1, 310), ("dear", "openai", 7, 920))
+    ]
+    cheap = {"n": 8.0, "right": 1.0, "success": 0.27, "low": 0.05, "high": 0.56, "usd": 0.00003, "latency_s": 0.31}
+    dear = {"n": 8.0, "right": 7.0, "success": 0.82, "low": 0.55, "high": 0.98, "usd": 0.0003, "latency_s": 0.92}
+    arms = [
+        {"worker": "cheap", "handle": "cheap", **cheap, "utility": 0.255, "propensity": 0.05},
+        {"worker": "dear", "handle": "dear", **dear, "utility": 0.705, "propensity": 0.95},
+    ]
+    worth = {"usd": 0.003, "seconds": 60.0, "by": "prices"}
+    decision = {
+        "planner": "rule",
+        "worth": worth,
+        "explored": False,
+        "chosen": "dear",
+        "propensity": 0.95,
+        "arms": arms,
+    }
+    plan: dict[str, Any] = {"steps": [{"worker": "dear", "task": None, "see": []}]}
+    first = a_round(
+        planner="rule",
+        policy_version=None,
+        plan=plan,
+        plan_logprobs=[],
+        decision_mask=[],
+        decision=decision,
+        allowed={"handles": ["cheap", "dear"], "steps_max": 5, "first_index": 0},
+    )
+    return record_of(
+        pool=pool, rounds=[first], steps=[a_step(0, "dear")], memory={"state": "fresh"}, policy_used="rule"
+    )
+
+
+def drawn_by_the_rule() -> list[JudgedPlan]:
+    """Requests of which 360 went to `dear`, which was right on 290, and 40 to `cheap`, right on 8."""
+    chances = {"cheap": 0.1, "dear": 0.9}
+    went = [("dear", 290, 70), ("cheap", 8, 32)]
+    return [
+        JudgedPlan(worker, chances[worker], value, chances)
+        for worker, right, wrong in went
+        for value in [1.0] * right + [0.0] * wrong
+    ]
+
+
+def test_the_page_of_the_docs_shows_these_explanations() -> None:
+    page = PAGE.read_text()
+    tree = tree_of(ruled()) | {"outcomes": [{"kind": "number", "value": 1.0, "source": "client"}]}
+    about = around(pool_workers=["cheap", "dear"], alike=drawn_by_the_rule())
+    assert text_of(explain(tree, about)) in page
+    assert text_of(explain(tree_of(record_of()), around())) in page
+
+
+def test_the_table_has_the_figures_of_every_worker_and_marks_the_chosen_one() -> None:
+    why = explain(tree_of(ruled()), around(pool_workers=["cheap", "dear"]))
+    assert why["sentence"].startswith("dear, because it was right on 7 of 8 alike at $0.0003")
+    decided = why["decided"]
+    assert [(arm["worker"], arm["chosen"], arm["propensity"]) for arm in decided["arms"]] == [
+        ("dear", True, 0.95),
+        ("cheap", False, 0.05),
+    ]
+    assert (decided["planner"], decided["probability"], decided["memory"]) == ("rule", 0.95, {"state": "fresh"})
+    alternatives = why["decisions"][0]["steps"][0]["alternatives"]
+    assert [(one["worker"], one["probability"]) for one in alternatives] == [("cheap", 0.05), ("dear", 0.95)]
+
+
+def test_verdicts_of_checkers_stand_beside_the_figures() -> None:
+    record = record_of()
+    record.steps[1].attempts.append(AttemptRecord(0, 1, verdict={"by": "judge", "accept": False, "why": "no year"}))
+    why = explain(tree_of(record), around())
+    (verdict,) = why["decided"]["verdicts"]
+    assert (verdict["step"], verdict["by"], verdict["accept"]) == (1, "judge", False)
+    assert "verdict at step 1: judge rejected: no year" in text_of(why)
+
+
+def test_counterfactuals_are_of_models_alone() -> None:
+    pool = [POOL[0] | {"kind": "openai"}, {"name": "vote", "handle": "vote", "kind": "tool"}]
+    told = explain(tree_of(record_of(pool=pool)), around())["counterfactual"]["workers"]
+    assert [one["worker"] for one in told] == ["small"]
 
 
 def test_a_terminal_gets_no_control_characters() -> None:

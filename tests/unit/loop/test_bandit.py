@@ -75,8 +75,8 @@ def test_evidence_that_weighs_less_moves_the_belief_less(newest_first: list[floa
 
 
 def test_without_weight_there_is_no_experience() -> None:
-    nothing = Trials(*(np.zeros(0) for _ in range(4)))
-    assert experience_of("a", nothing) is None
+    empty = np.zeros(0)
+    assert experience_of("a", Trials(empty, empty, empty, empty)) is None
 
 
 def test_tasks_of_other_kinds_count_a_little() -> None:

@@ -21,6 +21,7 @@ from gateway.core.policies.jobs import JobSpec, read_policy, stored_spec, with_g
 from gateway.errors import BadRequest, ConfigError
 from policy.jobs import child
 from policy.jobs.child import ProgressFile, Tail, last_words
+from policy.jobs.known import known
 from policy.jobs.pipeline import gate_spec
 from policy.jobs.schedule import Schedule, due
 from policy.jobs.select import changed, inputs
@@ -338,3 +339,15 @@ def test_a_job_is_described_for_a_person() -> None:
     old = described(job | {"spec": {"arguments": ["--env", "arena", "--set", "a b=1"]}})
     assert old["arguments"] == "--env arena --set 'a b=1'"
     assert not {"version", "report", "error", "parsed"} & set(shown)
+
+
+def test_the_gateway_gives_its_gate_what_it_knows(tmp_path: Path) -> None:
+    facts = tmp_path / "serve.json"
+    assert known(facts, "5.00") == {"usd_max": "5.00"}, "no gateway serves here"
+    facts.write_text(json.dumps({"base_url": "http://h/v1", "pool_file": "/pool.yaml", "data_key": "bt_data_x"}))
+    key = tmp_path / "gate.key"
+    assert known(facts, "") == {"url": "http://h/v1", "pool_file": "/pool.yaml", "key_file": str(key)}
+    assert key.read_text() == "bt_data_x"
+    assert key.stat().st_mode & 0o777 == 0o600
+    facts.write_text(json.dumps({"base_url": "http://h/v1", "data_key": None}))
+    assert known(facts, "") == {"url": "http://h/v1"}, "a database of one's own: the first keys are not the gateway's"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -82,11 +83,19 @@ def test_a_kind_that_is_compared_says_what_the_lead_lacks() -> None:
 
 def test_what_the_conductor_has_earned_is_said() -> None:
     rewards = [judged(40, kind="sums"), judged(30, "conductor", "sums"), judged(30, "conductor", "prose"), judged(9)]
-    earned = standing(rewards, earned={("default", "sums"), ("other", "prose")})
+    earned = standing(rewards, earned={("", "default", "sums"), ("", "other", "prose"), ("eve", "default", "prose")})
     assert earned.now == "chief plans `sums`, the rule the rest (109 outcomes)"
     assert "baton train status" in earned.next
-    both = standing(rewards, earned={("default", None), ("default", "sums")})
+    both = standing(rewards, earned={("", "default", None), ("", "default", "sums")})
     assert both.now.startswith("chief plans `sums` and 1 kind more, the rule")
+
+
+def test_each_organisation_has_its_own_outcomes() -> None:
+    rewards = [replace(judged(12), org="acme"), replace(judged(5), org="other")]
+    known = standing(rewards)
+    assert (known.outcomes, known.short) == (12, "outcomes=12/16")  # of the one with the most
+    assert standing(rewards, org="other").outcomes == 5
+    assert standing(rewards, org="new").short == "outcomes=0/16"
 
 
 def test_weights_that_were_trained_for_a_pool_plan_it_at_once() -> None:
@@ -102,12 +111,12 @@ async def test_counts_are_read_anew_and_a_new_pool_counts_from_then_on() -> None
         return tuple(rows)
 
     standings = Standings(read, TRIAL, pools_of(2))
-    assert standings.short("default") == ""
+    assert standings.short("default", "") == ""
     await standings.rewards()
-    assert standings.short("default") == "outcomes=0/16"
+    assert standings.short("default", "") == "outcomes=0/16"
     rows.append(judged(5))
-    assert standings.short("default") == "outcomes=0/16"
+    assert standings.short("default", "") == "outcomes=0/16"
     assert [one.pool for one in await standings.count()] == ["default", "known", "other"]
-    assert standings.short("default") == "outcomes=5/16"
+    assert standings.short("default", "") == "outcomes=5/16"
     standings.adopt(pools_of(4))
-    assert (standings.short("default"), standings.default.outcomes) == ("outcomes=5/32", 5)
+    assert (standings.short("default", ""), standings.default.outcomes) == ("outcomes=5/32", 5)

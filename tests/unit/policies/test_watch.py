@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,6 +40,21 @@ def test_each_figure_catches_what_it_is_for(changes: dict[str, Any], cause: str)
     assert verdict.cause == cause
     assert "against" in verdict.said
     assert judge(GOOD, with_(**changes), MARGINS) is None  # the other way round it is better
+
+
+@pytest.mark.parametrize(
+    ("by_org", "worse"),
+    [
+        ({"acme": (200, 110.0)}, True),  # nobody else says anything
+        ({"eve": (60, 10.0), "acme": (140, 100.0)}, True),  # the others say so too, if less loudly
+        ({"eve": (90, 20.0), "acme": (110, 90.0)}, False),  # it is eve alone
+        ({"eve": (195, 107.0), "acme": (5, 3.0)}, True),  # the others said too little
+    ],
+)
+def test_outcomes_of_one_organisation_alone_take_no_version_back(by_org: Any, worse: bool) -> None:
+    live = replace(GOOD, outcomes_by_org={"eve": (60, 50.0), "acme": (140, 110.0)})
+    found = judge(with_(outcome_sum=110.0, outcome_square_sum=110.0, outcomes_by_org=by_org), live, MARGINS)
+    assert (found is not None and found.cause == "outcome") is worse
 
 
 def test_a_little_worse_is_let_be() -> None:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.adapters.host.poolfile import load, resolve_secret, secrets
+from gateway.core.pool.handles import WORDS, neutral_handles
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.errors import ConfigError
 from scripts.pool_schema import PAGE, render, schema
@@ -104,7 +105,6 @@ MISTAKES = [
     ("[first, vote]", "[first, vota]", 16, "pools.default[1]", "no worker is named `vota`; did you mean `vote`?"),
     ("  default: [", "  others: [", 1, "", "`default` is `default`, which is not under pools (others)"),
     ("[first, vote]", "[]", 1, "", "pool `default` is empty"),
-    ("    handle: atlas\n", "", 2, "workers[0].handle", "is missing; add it"),
     ("handle: atlas", "handle: At Las", 3, "workers[0].handle", "must be 2 to 16 lower-case letters"),
     ("name: first", "name: fir st", 2, "workers[0].name", "must hold no spaces"),
     (
@@ -188,10 +188,65 @@ def test_no_text_gives_anything_but_a_pool_or_an_error(tmp_path_factory: pytest.
         load(path, ENV)
 
 
-def test_the_first_mistake_in_the_file_is_the_one_named(write: Write) -> None:
-    path = write(GOOD.replace("handle: chorus", "handle: X").replace("kind: openai", "kind: nothing"))
-    with pytest.raises(ConfigError, match=r"yaml:4: workers\[0\]\.kind"):
+def test_all_mistakes_are_named_at_once_in_file_order(write: Write) -> None:
+    changes = [
+        ("name: first", "nam: first"),
+        ("kind: openai", "kindd: openai"),
+        ("http://127.0.0.1:1/v1/", "127.0.0.1:1/v1"),
+        ("input_usd_per_mtok: 0.1", "input: 0.1"),
+        ("handle: chorus", "handle: Cho rus"),
+        ("[first, vote]", "[first, cheep]"),
+    ]
+    text = GOOD
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    path = write(text)
+    with pytest.raises(ConfigError) as caught:
         load(path, ENV)
+    lines = caught.value.message.splitlines()
+    assert [line.removeprefix(f"{path}:").split(": ")[0] for line in lines] == ["2", "4", "6", "8", "12", "16"]
+    told = (
+        "workers[0].nam: unknown key; did you mean `name`?",
+        "workers[0].kindd: unknown key; did you mean `kind`?",
+        "workers[0].url: `url` must start with http://",
+        "workers[0].price.input: unknown key; did you mean `input_usd_per_mtok`?",
+        "workers[1].handle: must be 2 to 16 lower-case letters",
+        "pools.default[1]: no worker is named `cheep`",
+    )
+    assert all(what in line for what, line in zip(told, lines, strict=True))
+
+
+def test_what_the_workers_refer_to_is_checked_at_once_too(write: Write) -> None:
+    text = GOOD.replace("OPENAI_API_KEY", "ONE_KEY").replace("builtin:vote", "http://127.0.0.1:2/run")
+    text = text.replace("    kind: tool\n", "    kind: tool\n    api_key: env:TWO_KEY\n")
+    with pytest.raises(ConfigError) as caught:
+        load(write(text), ENV)
+    price, *keys = caught.value.message.splitlines()
+    assert "workers[1].price: is missing" in price
+    assert ["`env:ONE_KEY` is not set" in keys[0], "`env:TWO_KEY` is not set" in keys[1]] == [True, True]
+
+
+def test_a_worker_without_a_handle_gets_a_neutral_one(write: Write) -> None:
+    text = (
+        GOOD.replace("    handle: atlas\n", "")
+        .replace("    handle: chorus\n", "")
+        .replace("version: 1.10", "bills: no")
+    )
+    jsonschema.validate(yaml.safe_load(text), schema())
+    pool, again = load(write(text), ENV), load(write(text.replace("  - name: vote", "\n  - name: vote")), ENV)
+    handles = {worker.name: worker.handle for worker in pool.workers}
+    assert set(handles.values()) <= set(WORDS)
+    assert handles == {worker.name: worker.handle for worker in again.workers}
+    assert "first" not in handles.values()
+
+
+@given(st.lists(st.text(min_size=1, max_size=8), unique=True, max_size=200), st.sets(st.sampled_from(WORDS)))
+def test_handles_are_unique_valid_and_the_same_in_any_order(names: list[str], taken: set[str]) -> None:
+    handles = neutral_handles(names, taken)
+    assert len({*handles.values(), *taken}) == len(names) + len(taken)
+    assert all(re.fullmatch(r"[a-z][a-z0-9]{1,15}", handle) for handle in handles.values())
+    assert neutral_handles(reversed(names), taken) == handles
 
 
 def test_secrets_by_file(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from gateway.adapters.postgres.rows import question_vector
 from gateway.adapters.postgres.tables import MODEL_KINDS, experience, outcomes, rollouts, sources, steps
 from gateway.core.loop.evidence.sources import Weights, prior_weights
 from gateway.core.loop.experience.likeness import Embedding
+from gateway.core.loop.experience.past import FAILURE
 from gateway.core.loop.replies.credit import (
     CREDIT_VERSION,
     Evidence,
@@ -122,7 +123,7 @@ def judgements_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, Se
 
 
 def _store(connection: Connection, rollout_id: str, credit_of: Mapping[int, Evidence]) -> None:
-    old = delete(experience).where(experience.c.rollout_id == rollout_id)
+    old = delete(experience).where(experience.c.rollout_id == rollout_id, experience.c.source != FAILURE)
     connection.execute(old.where(experience.c.step.not_in(list(credit_of))))
     new = [
         {
@@ -190,8 +191,8 @@ class PostgresJudgements:
             .render_derived()
         )
         e = experience.c
-        each = select(e.worker, e.worker_version, e.task_type, e.success, e.at)
-        each = each.where(e.worker == given.c.name, e.at > given.c.after, is_heard(e.source))
+        each = select(e.worker, e.worker_version, e.task_type, e.success, e.at, e.org)
+        each = each.where(e.worker == given.c.name, e.at > given.c.after, is_heard(e.source), e.source != FAILURE)
         each = each.order_by(e.at).limit(limit)
         lateral = each.lateral()
         async with transaction(self._engine) as connection:
@@ -315,7 +316,7 @@ def _change(row: Sequence[Any], embedding: Embedding) -> dict[str, Any]:
 def version_figures(version: str, since: datetime, until: datetime | None, latest: int) -> Select[Any]:
     """The query of `Registry.figures`."""
     c = rollouts.c
-    recent = select(c.id, c.fallback, c.status, c.cost_nano).where(
+    recent = select(c.id, c.org, c.fallback, c.status, c.cost_nano).where(
         c.policy_assigned == version,
         c.depth == 0,
         c.created_at > since,
@@ -336,6 +337,10 @@ def version_figures(version: str, since: datetime, until: datetime | None, lates
     each = select(seen, last.label("value")).cte("each_one")
     e = each.c
     cost = cast(e.cost_nano, Double)
+    said = select(e.org, func.count().label("n"), func.sum(e.value).label("total")).where(e.value.is_not(None))
+    by_org = said.group_by(e.org).subquery()
+    pair = func.jsonb_build_array(by_org.c.n, by_org.c.total)
+    outcomes_by_org = select(func.jsonb_object_agg(by_org.c.org, pair)).scalar_subquery()
     return select(
         func.count().label("requests"),
         func.count().filter(e.fallback.is_(None) | e.fallback.like("worker%")).label("valid"),
@@ -345,4 +350,5 @@ def version_figures(version: str, since: datetime, until: datetime | None, lates
         func.coalesce(func.sum(e.value * e.value), 0.0).label("outcome_square_sum"),
         func.coalesce(func.sum(e.cost_nano), 0).label("cost_nano_sum"),
         func.coalesce(func.sum(cost * cost), 0.0).label("cost_nano_square_sum"),
+        outcomes_by_org.label("outcomes_by_org"),
     ).select_from(each)

@@ -26,7 +26,6 @@ from gateway.adapters.postgres.reports import books, search
 from gateway.adapters.postgres.store import PostgresStore, by_name
 from gateway.adapters.postgres.tables import rollouts, steps
 from gateway.core.log.counterfactual import JudgedPlan
-from gateway.core.loop.experience.likeness import SIMILAR
 from gateway.core.policies.earning import Rewards
 from gateway.errors import Unavailable
 from gateway.service.ports.admin import RolloutsQuery
@@ -38,7 +37,8 @@ STEP = timedelta(milliseconds=1)  # of the time in an id
 BUCKETS = 60
 JUDGED_MAX = 10_000  # latest judged requests that rule and conductor are compared on
 GROUPS_MAX = 50
-ALIKE_MAX = 2_000  # judged plans that an explanation reads
+ALIKE_MAX = 2_000  # rounds of judged plans that an explanation reads
+NEARLY_THE_SAME = 0.93  # cosine of two texts of one kind: sums are 0.94 and more alike, sums and products 0.92 at most
 PLANNER_REWARDS, FIGURES = query("planner_rewards"), query("figures")
 JUDGED_PLANS = query("judged_plans")
 OWN_TRIES = "$[*] ? (!exists(@.worker))"  # of the attempts of a step: not those of checkers, tools and summaries
@@ -89,8 +89,8 @@ class PostgresReports:
         }
 
     async def planner_rewards(self, right_usd: Mapping[str, float]) -> Sequence[Rewards]:
-        """The rewards of rule and conductor by pool and task type, in right answers, over the latest judged requests to
-        `baton` that may train. `right_usd`: dollars that a right answer is worth, by pool."""
+        """The rewards of rule and conductor by organisation, pool and task type, in right answers, over the latest
+        judged requests to `baton` that may train. `right_usd`: dollars that a right answer is worth, by pool."""
         values = {"right_usd": json.dumps(right_usd), "recent": JUDGED_MAX}
         async with self._reading() as connection:
             return [Rewards(*row) for row in await connection.execute(PLANNER_REWARDS, values)]
@@ -138,22 +138,22 @@ class PostgresReports:
         return None if tree is None else rows.clean(tree)
 
     async def judged_plans(self, rollout_id: str, key: str | None) -> tuple[str, Sequence[JudgedPlan]]:
-        """The first plans of judged requests like a rollout, of one key or of all, and what they have in common."""
+        """Judged requests like a rollout, of its organisation and of one key or all, and what they have in common."""
         c = rollouts.c
-        wanted = select(c.pool_name, c.task_type, c.task_embedding, c.task_embedder).where(c.id == rollout_id)
+        wanted = select(c.org, c.pool_name, c.task_type, c.task_embedding, c.task_embedder).where(c.id == rollout_id)
         async with self._reading() as connection:
             own = (await connection.execute(wanted)).mappings().first()
             if own is None or not (own["task_type"] or own["task_embedding"]):
                 return "none: the request has neither a task type nor a vector", ()
-            values = {"pool": own["pool_name"], "rollout": rollout_id, "key": key, "task_type": own["task_type"]}
-            values |= {"embedder": own["task_embedder"], "recent": JUDGED_MAX, "most": ALIKE_MAX}
+            values = {"org": own["org"], "pool": own["pool_name"], "rollout": rollout_id, "key": key}
+            values |= {"task_type": own["task_type"], "embedder": own["task_embedder"]}
+            values |= {"recent": JUDGED_MAX, "most": ALIKE_MAX}
             judged = (await connection.execute(JUDGED_PLANS, values)).mappings().all()
         if own["task_type"]:
-            return f"requests of task type {own['task_type']}", [rows.judged_plan_of(row) for row in judged]
-        near = [row for row in judged if rows.cosine(row["embedding"], own["task_embedding"]) >= SIMILAR]
-        return f"requests whose text is like this one's (cosine of {SIMILAR:g} or more)", [
-            *map(rows.judged_plan_of, near)
-        ]
+            return f"requests of task type {own['task_type']}", rows.judged_plans_of(judged)
+        near = [row for row in judged if rows.cosine(row["embedding"], own["task_embedding"]) >= NEARLY_THE_SAME]
+        what = f"requests with nearly this text (cosine of {NEARLY_THE_SAME:g} or more); a task type would say more"
+        return what, rows.judged_plans_of(near)
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[AsyncConnection]:
@@ -191,7 +191,8 @@ class PostgresReports:
         tries, own_tries = steps.c.attempts, func.jsonb_path_query_array(steps.c.attempts, cast(OWN_TRIES, JSONPATH))
         more = func.greatest(func.jsonb_array_length(own_tries) - 1, 0)
         tried_again = case((func.jsonb_array_length(tries) > 1, more), else_=0)  # a path is dear, and most have one
-        calls = func.count().label("calls")
+        called = steps.c.status.not_in(("refused", "skipped"))  # for want of money or time, or by the plan
+        calls = func.count().filter(called).label("calls")
         own = steps.c.child_rollout_id.is_(None)
         query = select(
             steps.c.worker,

@@ -1,6 +1,8 @@
 // Why a request went where it went: the explanation of the admin API. All of it reaches the page as text.
 
-import { badge, h, table, usd } from "./dom.js";
+import { badge, h, ms, table, usd } from "./dom.js";
+
+const NANO_PER_USD = 1e9;
 
 /** A probability, or the bounds that the log gives. */
 function chance(value) {
@@ -9,12 +11,39 @@ function chance(value) {
   return `${value.at_least.toPrecision(3)} to ${value.at_most.toPrecision(3)}`;
 }
 
+function fixed(value) {
+  return value === null || value === undefined ? "–" : value.toFixed(2);
+}
+
+/** A weight of evidence, which need not be a whole number. */
+function brief(value) {
+  return String(Number(value.toFixed(1)));
+}
+
 const ALTERNATIVES = [
   ["Step", "n", (row) => row.step],
   ["Worker", "", (row) => row.worker],
   ["Plan", "", (row) => (row.chosen ? badge("chosen", "good") : "")],
   ["Probability", "n", (row) => chance(row.probability)],
   ["Source", "", (row) => row.source ?? "–"],
+];
+const ARMS = [
+  ["Worker", "", (row) => row.worker],
+  ["Choice", "", (row) => (row.chosen ? badge("chosen", "good") : "")],
+  ["Right of alike", "n", (row) => (row.n === undefined ? "–" : `${brief(row.right)} of ${brief(row.n)}`)],
+  ["Success", "n", (row) => fixed(row.success)],
+  ["95 % interval", "n", (row) => (row.low === undefined ? "–" : `${fixed(row.low)} to ${fixed(row.high)}`)],
+  ["Time", "n", (row) => (row.latency_s === undefined ? "–" : ms(row.latency_s * 1000))],
+  ["Cost", "n", (row) => (row.usd === undefined ? "–" : usd(row.usd * NANO_PER_USD))],
+  ["Bonus", "n", (row) => fixed(row.bonus)],
+  ["Utility", "n", (row) => fixed(row.utility)],
+  ["Probability", "n", (row) => chance(row.propensity)],
+];
+const VERDICTS = [
+  ["Step", "n", (row) => row.step],
+  ["Checker", "", (row) => row.by ?? row.worker],
+  ["Verdict", "", (row) => ({ true: "accepted", false: "rejected" }[row.accept] ?? "could not judge")],
+  ["Why", "", (row) => row.why ?? "–"],
 ];
 const EXPERIENCE = [
   ["Worker", "", (row) => row.worker],
@@ -41,17 +70,44 @@ function note(...content) {
   return h("p", { class: "note" }, content);
 }
 
-function decision(each) {
+/** Every worker at every step of a plan, with its probability. */
+function choicesOf(each) {
+  return each.steps.flatMap((step) => step.alternatives.map((one) => ({ ...one, step: step.step })));
+}
+
+function decision(each, deciding) {
   const plan = each.plan;
-  const choices = each.steps.flatMap((step) => step.alternatives.map((one) => ({ ...one, step: step.step })));
+  const choices = each === deciding ? [] : choicesOf(each);
+  const over = plan.choices === undefined ? "" : ` over ${plan.choices} choices`;
   return h("article", {},
     h("h3", {}, `Round ${each.round} at depth ${each.depth}: ${each.planner}`),
     note(plan.probability === null ? `The plan's probability is unknown: ${plan.unknown}.`
-      : `The plan had probability ${chance(plan.probability)} over ${plan.choices} choices, as logged.`),
+      : `The plan had probability ${chance(plan.probability)}${over}, as logged.`),
     each.why ? note(`The planner's reason: ${each.why}`) : null,
     choices.length ? table("Alternatives at each step", ALTERNATIVES, choices) : null,
     each.shown.experience.length ? table("Experience that the planner was shown", EXPERIENCE, each.shown.experience) : null,
     each.shown.examples.map((one) => note(`Shown as an example: ${one.question}`)));
+}
+
+/** What a right answer was worth to whom. */
+function worth(each) {
+  const amounts = [each.usd === null ? null : usd(each.usd * NANO_PER_USD), each.seconds === null ? null : `${each.seconds} s`];
+  const known = amounts.filter((one) => one !== null);
+  return note(known.length ? `A right answer is worth ${known.join(" or ")} (by ${each.by}).` : `Only right answers count (by ${each.by}).`);
+}
+
+/** The table of what decided: utilities where a router compared them, else the probabilities of a learned plan. */
+function decided(each, deciding) {
+  const arms = each.arms.some((one) => one.bonus) ? ARMS : ARMS.filter(([name]) => name !== "Bonus");
+  const choices = deciding ? choicesOf(deciding).filter((one) => one.probability !== null) : [];
+  const age = each.memory?.state === "stale" && each.memory.age_s ? `, ${Math.round(each.memory.age_s)} s old` : "";
+  return [
+    each.arms.length ? table("What decided", arms, each.arms) : null,
+    !each.arms.length && choices.length ? table("What decided", ALTERNATIVES, choices) : null,
+    each.worth ? worth(each.worth) : null,
+    each.verdicts.length ? table("What checkers said", VERDICTS, each.verdicts) : null,
+    each.memory ? note(`The experience was ${each.memory.state}${age}.`) : null,
+  ];
 }
 
 function notShown(left) {
@@ -69,15 +125,21 @@ function turn(each) {
   return note(`This turn of a conversation ${way}: ${[each.why, ...grounds].join(", ")}.${cache}`);
 }
 
-/** The section of a rollout's page. */
+/** Of a rollout's page: `first`, the sentence and the table of what decided, and `rest`, the section with all else. */
 export async function explanation(api, id) {
   const why = await api(`admin/rollouts/${encodeURIComponent(id)}/explain`);
   const instead = why.counterfactual;
-  return h("section", { id: "why" }, h("h2", {}, "Why it went this way"),
+  const deciding = why.decisions.find((each) => each.rollout_id === why.rollout_id && each.round === why.decided.round);
+  const unseen = why.hidden.filter((step) => step.hidden.length || step.cut);
+  const first = h("section", { id: "sentence" }, h("p", { class: "lead" }, why.sentence), decided(why.decided, deciding));
+  const rest = h("section", { id: "why" }, h("h2", {}, "Why it went this way"),
     why.turn ? turn(why.turn) : null,
-    why.decisions.map(decision),
-    why.hidden.length ? table("What each step saw", HIDDEN, why.hidden) : null,
-    h("h3", {}, "Ruled out"), h("ul", {}, why.forbidden.map((one) => h("li", {}, `${one.by}: ${one.what}`))), notShown(why.not_shown),
-    h("h3", {}, "Had it gone to one worker alone"), note(`From ${instead.likeness || "no other requests"}; ${instead.method}.`),
-    instead.workers.length ? table("Judgement of each worker alone", INSTEAD, instead.workers) : null);
+    why.decisions.map((each) => decision(each, deciding)),
+    unseen.length ? table("What steps did not see", HIDDEN, unseen) : null,
+    why.forbidden.length ? [h("h3", {}, "Ruled out"), h("ul", {}, why.forbidden.map((one) => h("li", {}, `${one.by}: ${one.what}`)))] : null,
+    notShown(why.not_shown),
+    instead.workers.length ? [
+      h("h3", {}, "Had it gone to one worker alone"), note(`From ${instead.likeness || "no other requests"}; ${instead.method}.`),
+      table("Judgement of each worker alone", INSTEAD, instead.workers)] : null);
+  return { first, rest };
 }

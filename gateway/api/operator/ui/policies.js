@@ -122,7 +122,7 @@ async function every(api) {
 
 // ---------------------------------------------------------------- one version
 
-const VERDICT = { passed: "good", refused: "bad" };
+const VERDICT = { passed: "good", "not worse": "good", refused: "bad" };
 const CHECKS = [
   ["Check", "", (row) => row.name],
   ["Verdict", "", (row) => badge(row.verdict, VERDICT[row.verdict] ?? "odd")],
@@ -153,7 +153,7 @@ function report(gate) {
   const parts = gate.parts ?? [];
   const found = Object.assign({}, ...parts.map((part) => part.facts));
   return h("div", {},
-    h("p", {}, badge(gate.passed ? "passed" : "refused", gate.passed ? "good" : "bad"), gate.forced ? [" ", badge("forced", "bad")] : null,
+    h("p", {}, badge(gate.verdict ?? (gate.passed ? "passed" : "refused"), gate.passed ? "good" : "bad"), gate.forced ? [" ", badge("forced", "bad")] : null,
       gate.created ? ` ${gate.created}` : "", gate.live ? `, beside ${gate.live}` : ""),
     parts.map((part) => table(`Checks: ${part.name}`, CHECKS, part.checks ?? [])),
     found.task_kinds ? kinds(found.task_kinds) : null,

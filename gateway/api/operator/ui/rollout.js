@@ -165,16 +165,19 @@ function legend() {
 export async function rollout(api, query, id) {
   const tree = await api(`admin/rollouts/${encodeURIComponent(id)}`);
   const reply = tree.reply?.choices?.[0]?.message;
+  const unknown = (error) => ({ first: h("p", { class: "note" }, `Why it went this way is unknown: ${error.message}`), rest: null });
+  const why = await explanation(api, tree.id).catch(unknown);
   const content = [
     h("p", {}, h("a", { href: "#/rollouts" }, "Rollouts")),
     h("h1", {}, "Rollout ", h("code", {}, tree.id), " ", badges(tree)),
+    why.first,
     header(tree),
     h("div", { class: "pair" },
       first("Question", text(question(tree), tree.log_mode)),
       first("Reply", text(reply?.content ?? reply?.tool_calls, tree.log_mode))),
     h("section", {}, h("h2", {}, "Timeline"), timeline(tree) ?? h("p", { class: "note" }, "It ended before anything was planned."), legend()),
     h("section", {}, h("h2", {}, "Plan and steps"), loop(tree)),
-    await explanation(api, tree.id).catch((error) => h("p", { class: "note" }, `Why it went this way is unknown: ${error.message}`)),
+    why.rest,
     h("section", {}, h("h2", {}, "Outcomes"), tree.outcomes.length
       ? table("Judgements of this rollout", OUTCOMES, tree.outcomes)
       : h("p", { class: "note" }, "It has no outcome. The application can give one, with its own key: ",

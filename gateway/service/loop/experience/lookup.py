@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gateway.core.log.redact import Redactor
+from gateway.core.log.rollout import StepRecord
 from gateway.core.loop.experience.likeness import question_text
-from gateway.core.loop.experience.past import Question
+from gateway.core.loop.experience.past import FAILURE, JudgedStep, Question
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import BatonError
 from gateway.service.loop.experience.memory import ExperienceMemory, Recalled
@@ -59,7 +60,7 @@ class ExperienceLookup:
         if loop.looked_up:
             return
         loop.looked_up = True
-        vector = await self._embedding(loop)
+        vector = loop.vector = await self._embedding(loop)
         recalled = await self._recalled(loop, vector)
         loop.record.memory = recalled.as_json()
         loop.experience = recalled.experience
@@ -67,6 +68,30 @@ class ExperienceLookup:
             self._metrics.degraded("experience")
         if self._limits.examples_max and loop.planner.name == "conductor":
             await self._read_examples(loop, vector or [])
+
+    def learn_failures(self, loop: Loop) -> None:
+        """Let the memory know at once of the steps of a request that failed by their worker's own fault. The log has
+        them too."""
+        record = loop.record
+        weights = {(round_, step): weight for round_, step, weight in record.failures}
+        if weights:
+            failed = [step for step in record.steps if (step.round, step.step) in weights]
+            self._memory.learn(record.id, [self._failed(loop, one, weights[one.round, one.step]) for one in failed])
+
+    def _failed(self, loop: Loop, step: StepRecord, weight: float) -> JudgedStep:
+        record, vector = loop.record, loop.vector
+        asked = None if vector is None or record.log_mode == "metadata" else np.asarray(vector, np.float32)
+        return JudgedStep(
+            *(record.id, step.round, step.step, record.org, record.key_id, record.pool_name),
+            *(step.worker, step.worker_version, record.task_type, self._embedder.name, asked),
+            success=0.0,
+            cost_nano=step.cost_nano,
+            latency_ms=max(0, step.finished_us - step.started_us) // 1000,
+            weight=weight,
+            source=FAILURE,
+            at_us=step.finished_us,
+            changed_us=0,  # until the log has it
+        )
 
     async def _recalled(self, loop: Loop, vector: Sequence[float] | None) -> Recalled:
         record, limits = loop.record, self._limits

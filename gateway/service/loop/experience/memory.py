@@ -166,6 +166,12 @@ class ExperienceMemory:
         await asyncio.wait([self._load_soon(owner)], timeout=self._timeout_s)
         return owner in self._held
 
+    def learn(self, rollout_id: str, steps: Sequence[JudgedStep]) -> None:
+        """Remember steps of a rollout of which nothing is stored yet."""
+        for owner in (Owner("org", steps[0].org), Owner("pool", steps[0].pool)):
+            if owner in self._held:
+                self._held[owner].past.replace(rollout_id, steps)
+
     # ------------------------------------------------------------ reading whole owners
 
     def _load_soon(self, owner: Owner) -> asyncio.Task[None]:

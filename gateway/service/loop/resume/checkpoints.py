@@ -32,7 +32,7 @@ log = logging.getLogger("gateway.background")
 CANCELLED = "cancelled"
 UNCERTAIN = "uncertain"  # error code of what was under way when its gateway died
 SAVE_TRIES, SAVE_PAUSE_S = 10, 0.5
-ENDED = ("done", "failed")
+ENDED = ("done", "failed", "refused")
 
 
 class Checkpoints:
