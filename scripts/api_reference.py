@@ -287,7 +287,7 @@ def reply_header_names() -> set[str]:
     """Return every header about a rollout, from the functions that write them."""
     record = RolloutRecord("", "", "", 0, "baton", "", "", [], {"capped_by": "x"}, {}, "", fallback="x", capped="x")
     record.memory = {"state": "missing", "age_s": 0.0}
-    record.rounds.append(RoundRecord(1, "conductor", plan={"why": "x", "steps": []}))
+    record.rounds.append(RoundRecord(1, "conductor", plan={"why": "x", "steps": [{"worker": "x"}]}))
     lowered = {"max_tokens": 1, "asked": 2, "by": "cost"}
     cut = AttemptRecord(0, 0, cut={"messages": 1})
     record.steps.append(StepRecord(1, 0, "", "", "openai", "", None, [], lowered=lowered, attempts=[cut]))
