@@ -30,7 +30,6 @@ from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.upkeep.days import PostgresDays
 from gateway.adapters.redis.budgets import RedisBudgets
-from gateway.adapters.redis.ratelimits import RedisRateLimits
 from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.api.edge import spec
 from gateway.api.edge import stack as edge
@@ -39,12 +38,10 @@ from gateway.api.edge.headers import with_cors
 from gateway.api.edge.health import HealthApi
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.public.chat import OpenAIApi, TextsApi
-from gateway.api.public.outcomes import OutcomesApi
 from gateway.api.public.sessions import SessionsApi
 from gateway.api.public.tasks import TasksApi
 from gateway.config.serving import listed
 from gateway.config.settings import Services, Settings
-from gateway.core.log.outcome import parse_labels
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.pool.workers import MODEL_KINDS
@@ -55,7 +52,6 @@ from gateway.service.admin.housekeeping import Sweep, run_sweeps
 from gateway.service.admin.sessions import Sessions
 from gateway.service.batches.background import BackgroundRunner
 from gateway.service.batches.run import BatchRunner
-from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.money.drift import DriftWatch
 from gateway.service.money.recover import Recovery
 from gateway.service.money.stores import StoreGuard
@@ -65,12 +61,10 @@ from gateway.service.ports.counts import Count
 from gateway.service.ports.money import Budgets
 from gateway.service.ports.request import Conductor, Journal
 from gateway.service.request.admit import no_version
-from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
-from gateway.service.request.outcomes import Outcomes
 from gateway.service.request.sticky import Sticky
-from gateway.wiring.admin import AdminParts, admin_of, explaining_of
+from gateway.wiring.admin import AdminParts, admin_of, outcomes_of
 from gateway.wiring.alerts import alert_watches
 from gateway.wiring.base import Base, base_of
 from gateway.wiring.batches import BackgroundParts, BatchParts, background_of, batches_of
@@ -227,7 +221,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     batches = batches_of(base, completer, openai, background.api)
     own = (
         SessionsApi(openai, sessions, budgets, clock),
-        _outcomes(base, journal, redactor, auth, memory, limits),
+        outcomes_of(base, journal, redactor, auth, memory, limits),
         health,
     )
     apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
@@ -336,28 +330,6 @@ def _watches(
 def _recovery(base: Base, budgets: Budgets, journal: Journal, waiting: BackgroundStore) -> Recovery:
     sweep_s, lease_s = base.settings.money_sweep_s, base.settings.money_lease_s
     return Recovery(budgets, base.store, journal, base.clock, sweep_s=sweep_s, lease_s=lease_s, kept=waiting.holds)
-
-
-def _outcomes(
-    base: Base,
-    journal: Journal,
-    redactor: Redactor,
-    auth: Authenticator,
-    memory: ExperienceMemory,
-    limits: RedisRateLimits,
-) -> OutcomesApi:
-    outcomes = Outcomes(
-        base.store,
-        flushed_together(base, journal),
-        base.clock,
-        redactor,
-        parse_labels(base.settings.outcome_labels),
-        memory=memory,
-        limits=limits,
-        per_minute=base.settings.outcomes_per_minute,
-    )
-    reports = PostgresReports(base.connections.background)
-    return OutcomesApi(outcomes, auth, reports, explaining_of(base, reports), base.settings.body_bytes_max)
 
 
 def _health(
