@@ -30,6 +30,7 @@ from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.upkeep.days import PostgresDays
 from gateway.adapters.redis.budgets import RedisBudgets
+from gateway.adapters.redis.ratelimits import RedisRateLimits
 from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.api.edge import spec
 from gateway.api.edge import stack as edge
@@ -65,7 +66,6 @@ from gateway.service.request.admit import no_version
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
-from gateway.service.request.outcomes import Outcomes
 from gateway.service.request.sticky import Sticky
 from gateway.wiring.admin import AdminParts, admin_of, explaining_of
 from gateway.wiring.alerts import alert_watches
@@ -222,11 +222,10 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     openai = openai_of(base, completer, catalog, auth := auth_of(base), idempotency := idempotency_of(base))
     health = _health(base, budgets, journal, conductor.conductor if conductor else None, policies)
     background, messages = background_of(base, flushed_together(base, journal), budgets, catalog, openai, redactor)
-    judged = outcomes_of(base, flushed_together(base, journal), redactor, memory, limits)
     batches = batches_of(base, completer, openai, background.api)
     own = (
         SessionsApi(openai, sessions, budgets, clock),
-        _outcomes(base, judged, auth),
+        _outcomes(base, journal, redactor, memory, limits, auth),
         health,
     )
     apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
@@ -337,7 +336,15 @@ def _recovery(base: Base, budgets: Budgets, journal: Journal, waiting: Backgroun
     return Recovery(budgets, base.store, journal, base.clock, sweep_s=sweep_s, lease_s=lease_s, kept=waiting.holds)
 
 
-def _outcomes(base: Base, outcomes: Outcomes, auth: Authenticator) -> OutcomesApi:
+def _outcomes(
+    base: Base,
+    journal: Journal,
+    redactor: Redactor,
+    memory: ExperienceMemory,
+    limits: RedisRateLimits,
+    auth: Authenticator,
+) -> OutcomesApi:
+    outcomes = outcomes_of(base, flushed_together(base, journal), redactor, memory, limits)
     reports = PostgresReports(base.connections.background)
     return OutcomesApi(outcomes, auth, reports, explaining_of(base, reports), base.settings.body_bytes_max)
 
