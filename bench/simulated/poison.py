@@ -24,7 +24,7 @@ import numpy as np
 from gateway.core.loop.experience import recall
 from gateway.core.loop.experience.bandit import Arm, decide
 from gateway.core.loop.experience.belief import Vector
-from gateway.core.loop.experience.past import JudgedStep, Past, Question
+from gateway.core.loop.experience.past import JudgedStep, Past, TaskQuestion
 from gateway.core.loop.experience.worth import Worth
 
 SUCCESS = {"good": 0.9, "poor": 0.4}
@@ -38,7 +38,7 @@ def right_share(lie: Lie, share: float, seed: int, requests: int = REQUESTS) -> 
     """The share of right answers over the last half of the requests, of which `share` are judged falsely."""
     rng, past, right = np.random.default_rng([seed, round(100 * share)]), Past(), []
     for number in range(requests):
-        known = {one.worker: one for one in recall.recall(Question(None, None, ""), WORKERS, NEIGHBOURS, past)}
+        known = {one.worker: one for one in recall.recall(TaskQuestion(None, None, ""), WORKERS, NEIGHBOURS, past)}
         arms = [Arm(name, name, 0.001, 1.0, known.get(name)) for name in SUCCESS]
         worker = arms[decide(arms, Worth(0.01), rng).chosen].worker
         right.append(float(rng.random() < SUCCESS[worker]))

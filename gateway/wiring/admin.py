@@ -11,8 +11,8 @@ from gateway.adapters.host.anchors import ANCHORS, AnchorFile
 from gateway.adapters.login.oidc import OidcProvider
 from gateway.adapters.postgres.admin import PostgresAdmin, PostgresPools
 from gateway.adapters.postgres.audit import PostgresAudit
-from gateway.adapters.postgres.jobs import JobStore, queue_app
 from gateway.adapters.postgres.operators.logins import PostgresLogins
+from gateway.adapters.postgres.policies.jobs import JobStore, queue_app
 from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.upkeep.retention import PostgresRetention
 from gateway.api.edge.bodies import Operators, by_admin_key
@@ -29,6 +29,7 @@ from gateway.api.operator.rollouts import RolloutsApi
 from gateway.api.operator.sessions import SessionLimitsApi
 from gateway.api.operator.workers import WorkersApi
 from gateway.api.public.chat import OpenAIApi
+from gateway.api.public.outcomes import OutcomesApi
 from gateway.core.access.login import RoleRules
 from gateway.service.admin.audit import Auditor
 from gateway.service.admin.checkers import CheckerWatch
@@ -43,6 +44,7 @@ from gateway.service.money.credits import Credits
 from gateway.service.policies.standings import Standings
 from gateway.service.ports.money import Budgets
 from gateway.service.request.auth import Authenticator
+from gateway.service.request.outcomes import Outcomes
 from gateway.wiring.base import Base
 from gateway.wiring.conductor import ConductorParts, PolicyParts, check_of
 from gateway.wiring.requests import PoolParts
@@ -82,6 +84,7 @@ def admin_of(
     pools = _pools(base, pool, store)
     keys = KeyAdmin(store, base.peppers, clock, pool.first.pools.pools)
     pools.tell(follow=lambda file: keys.adopt(file.pools))
+    pools.tell(follow=standings.adopt)
     balances, reports = Balances(budgets, clock), PostgresReports(engine)
     apis = (
         LoginApi(logins, secure=settings.oidc_redirect_url.startswith("https:")),
@@ -142,3 +145,9 @@ def explaining_of(base: Base, reports: PostgresReports) -> Explain:
     """The use case that says why a request went where it went."""
     engine = base.connections.background
     return Explain(reports, PostgresPools(engine), PostgresAdmin(engine))
+
+
+def outcomes_api_of(base: Base, outcomes: Outcomes, auth: Authenticator) -> OutcomesApi:
+    """The routes of outcomes and of what is known of a rollout."""
+    reports = PostgresReports(base.connections.background)
+    return OutcomesApi(outcomes, auth, reports, explaining_of(base, reports), base.settings.body_bytes_max)
