@@ -172,10 +172,10 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     redactor, embedder = Redactor(pool.first.secrets.values()), embedder_of(base, embedding)
     conductor, (journal, shipper) = await conductor_of(base, pool), await journal_of(base, embedding)
     budgets, limits, guard = await money_of(base)
-    (policies, learned), planning = policies_of(base, conductor, budgets, journal), conductor and conductor.planning
+    (policies, learned), sticky = policies_of(base, conductor, budgets, journal), sticky_of(base)
     catalog, standings = catalog_of(base, pool.first.pools, conductor, learned, policies)
     drift = drift_of(base, catalog, pool.workers, budgets, journal)
-    sticky, sessions, memory = sticky_of(base), sessions_of(base, budgets), memory_of(base)
+    sessions, memory, planning = sessions_of(base, budgets), memory_of(base), conductor.planning if conductor else None
     completer = Completer(
         catalog=catalog,
         rounds=rounds_of(base, pool.workers, drift.checkers.known),
