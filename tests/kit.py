@@ -24,8 +24,8 @@ from gateway.core.openai.chat import parse_request
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.service.admin.sessions import Sessions
 from gateway.service.loop.calls import NO_TOKENIZER, NO_TOOLBOXES, Calls, RetryBudget
-from gateway.service.loop.candidates import Shortlist
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings, Patience
+from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
 from gateway.service.loop.experience.memory import ExperienceMemory, Recalled
 from gateway.service.loop.rounds import Rounds

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import async_engine
-from gateway.adapters.postgres.experience.remembered import PostgresPast
+from gateway.adapters.postgres.evidence.remembered import PostgresPast
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.core.log.events import Event

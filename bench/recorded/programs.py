@@ -19,7 +19,7 @@ from statistics import fmean, stdev
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.simulators.recordings import read_prices
-from policy.start.recorded.programs import Program, Worth, gives, search
+from policy.start.recorded.programs import Program, ProgramWorth, gives, search
 from policy.statistics import tuning
 from policy.statistics.tuning import Observation
 
@@ -28,7 +28,7 @@ TAUGHT = "as it is taught: all three, a budget at one place"
 Chosen = Callable[[str], Program]  # by category
 
 
-def _best(worth: Worth, weight: float, fits: Callable[[Program], bool], *, routed: bool) -> Chosen:
+def _best(worth: ProgramWorth, weight: float, fits: Callable[[Program], bool], *, routed: bool) -> Chosen:
     """The best program that fits: one for each category, or one for all."""
     gained = worth.utility(weight) if routed else (worth.outcome - weight * worth.usd)
     allowed = [at for at, program in enumerate(worth.programs) if fits(program)]

@@ -35,10 +35,10 @@ from sqlalchemy import text
 from bench.serving import percentile
 from gateway.adapters.host.clock import SystemClock
 from gateway.adapters.postgres.database import async_engine
-from gateway.adapters.postgres.experience.remembered import PostgresPast
+from gateway.adapters.postgres.evidence.remembered import PostgresPast
 from gateway.core.loop.experience.likeness import HASHED, Embedding, embed
 from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
-from gateway.core.loop.experience.past import Question
+from gateway.core.loop.experience.past import TaskQuestion
 from gateway.files import shipped
 from gateway.service.loop.experience.memory import ExperienceMemory
 from policy.recipes.stack import gateway, temporary_directory
@@ -175,7 +175,7 @@ async def timed(database_url: str, rows: int) -> tuple[float, list[float]]:
         for n in range(TIMED + 1):
             vector = np.array(embed(make_task(SEEDS_APART + n, "held_out").text), np.float32)
             began_s = time.perf_counter()
-            await memory.near("bench", Question(None, vector, HASHED.name), workers, K_NOW)
+            await memory.near("bench", TaskQuestion(None, vector, HASHED.name), workers, K_NOW)
             times.append((time.perf_counter() - began_s) * 1000)
         return times[0], times[1:]
     finally:

@@ -11,10 +11,11 @@ from gateway.adapters.host.anchors import ANCHORS, AnchorFile
 from gateway.adapters.login.oidc import OidcProvider
 from gateway.adapters.postgres.admin import PostgresAdmin, PostgresPools
 from gateway.adapters.postgres.audit import PostgresAudit
-from gateway.adapters.postgres.jobs import JobStore, queue_app
 from gateway.adapters.postgres.operators.logins import PostgresLogins
+from gateway.adapters.postgres.policies.jobs import JobStore, queue_app
 from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.upkeep.retention import PostgresRetention
+from gateway.adapters.redis.ratelimits import RedisRateLimits
 from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.operator.figures import FiguresApi
 from gateway.api.operator.jobs import JobsApi
@@ -29,7 +30,10 @@ from gateway.api.operator.rollouts import RolloutsApi
 from gateway.api.operator.sessions import SessionLimitsApi
 from gateway.api.operator.workers import WorkersApi
 from gateway.api.public.chat import OpenAIApi
+from gateway.api.public.outcomes import OutcomesApi
 from gateway.core.access.login import RoleRules
+from gateway.core.log.outcome import parse_labels
+from gateway.core.log.redact import Redactor
 from gateway.service.admin.audit import Auditor
 from gateway.service.admin.checkers import CheckerWatch
 from gateway.service.admin.explain import Explain
@@ -39,13 +43,17 @@ from gateway.service.admin.logins import Logins
 from gateway.service.admin.orgs import OrgAdmin
 from gateway.service.admin.pools import Pools
 from gateway.service.admin.sessions import Sessions
+from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.money.credits import Credits
 from gateway.service.policies.standings import Standings
 from gateway.service.ports.money import Budgets
+from gateway.service.ports.request import Journal
 from gateway.service.request.auth import Authenticator
+from gateway.service.request.outcomes import Outcomes
 from gateway.wiring.base import Base
 from gateway.wiring.conductor import ConductorParts, PolicyParts, check_of
 from gateway.wiring.requests import PoolParts
+from gateway.wiring.shipping import flushed_together
 from gateway.wiring.workers import DriftParts
 
 
@@ -142,3 +150,25 @@ def explaining_of(base: Base, reports: PostgresReports) -> Explain:
     """The use case that says why a request went where it went."""
     engine = base.connections.background
     return Explain(reports, PostgresPools(engine), PostgresAdmin(engine))
+
+
+def outcomes_of(
+    base: Base,
+    journal: Journal,
+    redactor: Redactor,
+    auth: Authenticator,
+    memory: ExperienceMemory,
+    limits: RedisRateLimits,
+) -> OutcomesApi:
+    outcomes = Outcomes(
+        base.store,
+        flushed_together(base, journal),
+        base.clock,
+        redactor,
+        parse_labels(base.settings.outcome_labels),
+        memory=memory,
+        limits=limits,
+        per_minute=base.settings.outcomes_per_minute,
+    )
+    reports = PostgresReports(base.connections.background)
+    return OutcomesApi(outcomes, auth, reports, explaining_of(base, reports), base.settings.body_bytes_max)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp
@@ -22,15 +21,14 @@ from gateway.adapters.host.clock import watch_loop
 from gateway.adapters.journal.shipper import Shipper
 from gateway.adapters.journal.spool import Spool
 from gateway.adapters.postgres.admin import PostgresAdmin
-from gateway.adapters.postgres.evidence.sources import PostgresSources
-from gateway.adapters.postgres.experience.credit import OldCredit, OldVectors
+from gateway.adapters.postgres.credit import OldCredit, OldVectors
 from gateway.adapters.postgres.operators.alerts import PostgresAlerts
 from gateway.adapters.postgres.reports.checks import PostgresChecks
 from gateway.adapters.postgres.reports.overview import PostgresReports
+from gateway.adapters.postgres.sources import PostgresSources
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.upkeep.days import PostgresDays
 from gateway.adapters.redis.budgets import RedisBudgets
-from gateway.adapters.redis.ratelimits import RedisRateLimits
 from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.api.edge import spec
 from gateway.api.edge import stack as edge
@@ -39,12 +37,10 @@ from gateway.api.edge.headers import with_cors
 from gateway.api.edge.health import HealthApi
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.public.chat import OpenAIApi, TextsApi
-from gateway.api.public.outcomes import OutcomesApi
 from gateway.api.public.sessions import SessionsApi
 from gateway.api.public.tasks import TasksApi
 from gateway.config.serving import listed
 from gateway.config.settings import Services, Settings
-from gateway.core.log.outcome import parse_labels
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.pool.workers import MODEL_KINDS
@@ -54,7 +50,6 @@ from gateway.service.admin.housekeeping import Sweep, run_sweeps
 from gateway.service.admin.sessions import Sessions
 from gateway.service.batches.background import BackgroundRunner
 from gateway.service.batches.run import BatchRunner
-from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.money.drift import DriftWatch
 from gateway.service.money.recover import Recovery
 from gateway.service.money.stores import StoreGuard
@@ -64,21 +59,17 @@ from gateway.service.ports.counts import Count
 from gateway.service.ports.money import Budgets
 from gateway.service.ports.request import Conductor, Journal
 from gateway.service.request.admit import no_version
-from gateway.service.request.auth import Authenticator
-from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
-from gateway.service.request.outcomes import Outcomes
 from gateway.service.request.sticky import Sticky
-from gateway.wiring.admin import AdminParts, admin_of, explaining_of
+from gateway.wiring.admin import AdminParts, admin_of, outcomes_of
 from gateway.wiring.alerts import alert_watches
 from gateway.wiring.base import Base, base_of
 from gateway.wiring.batches import BackgroundParts, BatchParts, background_of, batches_of
 from gateway.wiring.conductor import (
     ConductorParts,
     PolicyParts,
+    catalog_of,
     conductor_of,
-    earnings_of,
-    planners_of,
     policies_of,
     shortage_of,
 )
@@ -100,9 +91,8 @@ from gateway.wiring.requests import (
     sticky_of,
 )
 from gateway.wiring.shipping import embedding_of, flushed_together, journal_of, ship_left
-from gateway.wiring.workers import DriftParts, drift_of
+from gateway.wiring.workers import DriftParts, Watch, drift_of
 
-Watch = Callable[[], Coroutine[Any, Any, None]]
 log = logging.getLogger("gateway")
 READY_S_MAX = 30.0
 SWEEP_S = 60.0
@@ -184,15 +174,12 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     conductor, (journal, shipper) = await conductor_of(base, pool), await journal_of(base, embedding)
     budgets, limits, guard = await money_of(base)
     policies, learned = policies_of(base, conductor, budgets, journal)
-    trained, sticky, sessions = conductor.pools if conductor else (), sticky_of(base), sessions_of(base, budgets)
-    earnings, standings = earnings_of(base, learned, trained, pool.first.pools)
-    planners = planners_of(base, learned, trained, earnings)
-    catalog = Catalog(pool.first.pools, planners, policies.versions if policies else None, standings.short)
+    catalog, standings, looks = catalog_of(base, pool.first.pools, conductor, learned, policies)
     drift = drift_of(base, catalog, pool.workers, budgets, journal)
     checkers = CheckerWatch(PostgresChecks(base.connections.background), catalog.has_checkers, clock)
     planning, memory, shortage = conductor.planning if conductor else None, memory_of(base), shortage_of(base)
-    looks: dict[str, Watch] = {"experience": memory.run, "earnings": earnings.run, "shortage": shortage.run}
-    looks |= {"sessions": sessions.run, "checkers": checkers.run}
+    sticky, sessions = sticky_of(base), sessions_of(base, budgets)
+    looks |= {"experience": memory.run, "shortage": shortage.run, "sessions": sessions.run, "checkers": checkers.run}
     completer = Completer(
         catalog=catalog,
         rounds=rounds_of(base, pool.workers, checkers.known),
@@ -218,11 +205,8 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     health = _health(base, budgets, journal, conductor.conductor if conductor else None, policies)
     background, messages = background_of(base, flushed_together(base, journal), budgets, catalog, openai, redactor)
     batches = batches_of(base, completer, openai, background.api)
-    own = (
-        SessionsApi(openai, sessions, budgets, clock),
-        _outcomes(base, journal, redactor, auth, memory, limits),
-        health,
-    )
+    outcomes = outcomes_of(base, journal, redactor, auth, memory, limits)
+    own = (SessionsApi(openai, sessions, budgets, clock), outcomes, health)
     apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
     admin = admin_of(base, pool, budgets, auth, policies, sessions, openai, drift, checkers, standings, conductor)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
@@ -329,28 +313,6 @@ def _watches(
 def _recovery(base: Base, budgets: Budgets, journal: Journal, waiting: BackgroundStore) -> Recovery:
     sweep_s, lease_s = base.settings.money_sweep_s, base.settings.money_lease_s
     return Recovery(budgets, base.store, journal, base.clock, sweep_s=sweep_s, lease_s=lease_s, kept=waiting.holds)
-
-
-def _outcomes(
-    base: Base,
-    journal: Journal,
-    redactor: Redactor,
-    auth: Authenticator,
-    memory: ExperienceMemory,
-    limits: RedisRateLimits,
-) -> OutcomesApi:
-    outcomes = Outcomes(
-        base.store,
-        flushed_together(base, journal),
-        base.clock,
-        redactor,
-        parse_labels(base.settings.outcome_labels),
-        memory=memory,
-        limits=limits,
-        per_minute=base.settings.outcomes_per_minute,
-    )
-    reports = PostgresReports(base.connections.background)
-    return OutcomesApi(outcomes, auth, reports, explaining_of(base, reports), base.settings.body_bytes_max)
 
 
 def _health(

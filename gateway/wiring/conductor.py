@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Container, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
@@ -17,8 +17,8 @@ from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.propensity import ProvenConductor
 from gateway.adapters.engines.reload import ReloadConductor, VllmReload
 from gateway.adapters.engines.vllm import Replicas, VllmLora
-from gateway.adapters.postgres.policy_files import Holders
-from gateway.adapters.postgres.registry import Registry
+from gateway.adapters.postgres.policies.policy_files import Holders
+from gateway.adapters.postgres.policies.registry import Registry
 from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.reports.readiness import PostgresReadiness
 from gateway.adapters.upstream.client import Breaker
@@ -29,7 +29,6 @@ from gateway.core.loop.prompt import Profile, prompt_hash
 from gateway.core.money.amounts import usd_to_nano
 from gateway.core.policies.earning import Bar
 from gateway.core.policies.manifest import check_prompt, manifest_of
-from gateway.core.policies.standing import Charge
 from gateway.core.policies.watch import Margins
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.errors import ConfigError
@@ -47,12 +46,14 @@ from gateway.service.policies.admin import PolicyAdmin
 from gateway.service.policies.attendance import Attendance
 from gateway.service.policies.readiness import Shortage, TrainingCheck, TrainingFacts
 from gateway.service.policies.shadow import ShadowedPlanner, ShadowLimits, Shadows
+from gateway.service.policies.standing import Charge
 from gateway.service.policies.standings import Standings
 from gateway.service.policies.versions import PolicyVersions, VersionLimits
 from gateway.service.policies.watcher import Watcher, WatchLimits
 from gateway.service.ports.money import Budgets
 from gateway.service.ports.policies import PolicyEngine
 from gateway.service.ports.request import Conductor, Journal
+from gateway.service.request.catalog import Catalog
 from gateway.wiring.base import Base
 from gateway.wiring.requests import PoolParts
 
@@ -322,3 +323,18 @@ def planners_of(
         default = AutoPlanner(rule, learned, earnings, trained) if earns else learned
     planners: list[Planner] = [*([learned] if learned else []), rule, VoteRouter(rule), CascadeRouter(rule)]
     return {"baton": (default, rule), **{f"baton/{planner.name}": (planner, rule) for planner in planners}}
+
+
+def catalog_of(
+    base: Base,
+    pools: PoolFile,
+    conductor: ConductorParts | None,
+    learned: Planner | None,
+    policies: PolicyParts | None,
+) -> tuple[Catalog, Standings, dict[str, Callable[[], Coroutine[Any, Any, None]]]]:
+    """Who plans under each model name, how far each pool's next rung is, and what compares the planners."""
+    trained = conductor.pools if conductor else ()
+    earnings, standings = earnings_of(base, learned, trained, pools)
+    planners = planners_of(base, learned, trained, earnings)
+    catalog = Catalog(pools, planners, policies.versions if policies else None, standings.short)
+    return catalog, standings, {"earnings": earnings.run}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.adapters.host.poolfile import PoolFileSource
-from gateway.adapters.postgres.experience.remembered import PostgresPast
+from gateway.adapters.postgres.evidence.remembered import PostgresPast
 from gateway.adapters.postgres.store import PostgresResponses
 from gateway.adapters.postgres.turns import PostgresConversations, PostgresReplies, PostgresSessions
 from gateway.adapters.postgres.upkeep.claims import StoreLocks
@@ -36,8 +36,8 @@ from gateway.core.pool.workers import Price
 from gateway.service.admin.sessions import Sessions
 from gateway.service.batches.conversations import StoredConversations
 from gateway.service.loop.calls import Calls, RetryBudget
-from gateway.service.loop.candidates import Shortlist
 from gateway.service.loop.conducting import ROUNDS_MOST, ConductorSettings
+from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
 from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.loop.rounds import Rounds

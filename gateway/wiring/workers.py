@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from gateway.adapters.journal.series import WorkerSeries
-from gateway.adapters.postgres.experience.credit import PostgresJudgements
+from gateway.adapters.postgres.credit import PostgresJudgements
 from gateway.adapters.postgres.operators.drift import PostgresDrift
 from gateway.config.serving import listed
 from gateway.core.pool.drift import DriftRules, Signal

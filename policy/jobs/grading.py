@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.adapters.postgres.jobs import GradingStore, Waiting
+from gateway.adapters.postgres.policies.jobs import GradingStore, Waiting
 from gateway.core.openai.reply import reply_text
 from policy.graders import Grade, GraderError, GraderFailed, Tools, grade
 from policy.jobs.judging import JudgeSpent, Judging

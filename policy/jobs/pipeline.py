@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from gateway.adapters.host.urls import below
-from gateway.adapters.postgres.jobs import JobStore
+from gateway.adapters.postgres.policies.jobs import JobStore
 from gateway.core.policies.jobs import Job, JobSpec, Stage, stored_spec
 from gateway.core.policies.versions import State, Version
 from gateway.errors import BatonError, Conflict, Unavailable

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gateway.adapters.postgres.jobs import JobStore
+from gateway.adapters.postgres.policies.jobs import JobStore
 from gateway.core.policies.jobs import Job, JobSpec
 from gateway.errors import BatonError, ConfigError, Conflict
 

@@ -27,8 +27,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.adapters.postgres.database import async_engine
 from gateway.adapters.postgres.evidence.sampling import JudgeSample, SampledJudge
 from gateway.adapters.postgres.evidence.signals import PostgresSignals
-from gateway.adapters.postgres.jobs import RUN_JOB, TRAINING, UPKEEP, GradingStore, JobStore, queue_app
-from gateway.adapters.postgres.registry import Registry
+from gateway.adapters.postgres.policies.jobs import RUN_JOB, TRAINING, UPKEEP, GradingStore, JobStore, queue_app
+from gateway.adapters.postgres.policies.registry import Registry
 from gateway.errors import BatonError, ConfigError
 from policy.jobs.grading import BATCH, Grading
 from policy.jobs.judging import JudgeSettings, Judging

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.adapters.postgres.database import async_engine, connected
-from gateway.adapters.postgres.registry import Registry
+from gateway.adapters.postgres.policies.registry import Registry
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable
 from gateway.service.ports.policies import PolicyRegistry
 from tests.fakes.registry import FakeRegistry

@@ -12,7 +12,7 @@ import pytest
 from bench.engines.policies import write_adapter
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.vllm import VllmLora
-from gateway.adapters.postgres.policy_files import take_in
+from gateway.adapters.postgres.policies.policy_files import take_in
 from gateway.adapters.upstream.client import Breaker
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.errors import BatonError

@@ -12,7 +12,7 @@ import pytest
 from gateway.core.loop.experience.belief import Trials
 from gateway.core.loop.experience.likeness import HASHED, Embedding
 from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
-from gateway.core.loop.experience.past import Owner, Question
+from gateway.core.loop.experience.past import Owner, TaskQuestion
 from gateway.core.loop.experience.recall import trials_near
 from gateway.files import shipped
 from gateway.service.loop.experience.memory import ExperienceMemory
@@ -32,7 +32,7 @@ async def remembered(world: World, org: str = ORG, **bounds: Any) -> ExperienceM
     """A memory that has read an organisation."""
     limits = {"bytes_max": 2**24, "stale_s": 10.0, "timeout_s": BOUND_S} | bounds
     memory = ExperienceMemory(world.past, TestClock(), **limits)
-    assert (await memory.near(org, Question(None, None, ""), {}, 8)).state == "fresh"
+    assert (await memory.near(org, TaskQuestion(None, None, ""), {}, 8)).state == "fresh"
     return memory
 
 
@@ -49,7 +49,7 @@ def trials(
     vector = np.array(embedding.embed(text), np.float32) if text else None
     workers = dict.fromkeys(("alpha", "beta", "gamma"), version)
     past = memory._held[Owner("org", org)].past
-    return dict(trials_near(Question(task_type, vector, embedding.name), workers, k, past))
+    return dict(trials_near(TaskQuestion(task_type, vector, embedding.name), workers, k, past))
 
 
 async def near(world: World, *asked: Any, **more: Any) -> dict[str, tuple[float, float]]:

@@ -14,10 +14,10 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.tables import MODEL_KINDS, SETTLED
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Outcome
+from gateway.core.loop.evidence.credit import Evidence, FinishedStep, JudgedLoop, credited_tree
 from gateway.core.loop.evidence.sources import prior_weights
 from gateway.core.loop.experience.likeness import SIMILAR, TASK_TYPE_SIMILARITY, WON
 from gateway.core.loop.experience.past import FAILURE, Change, JudgedStep, Owner
-from gateway.core.loop.replies.credit import Evidence, FinishedStep, JudgedLoop, credited_tree
 from gateway.core.loop.replies.errors import VERIFY
 from gateway.core.loop.replies.kinds import read_message
 from gateway.errors import NotFound, Unavailable

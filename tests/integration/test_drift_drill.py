@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.adapters.host.metrics import PrometheusMetrics
 from gateway.adapters.journal.series import WorkerSeries
 from gateway.adapters.postgres import rows
-from gateway.adapters.postgres.experience.credit import PostgresJudgements
+from gateway.adapters.postgres.credit import PostgresJudgements
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.operators.alerts import PostgresAlerts
 from gateway.adapters.postgres.operators.drift import PostgresDrift

@@ -18,7 +18,7 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import connected
 from gateway.adapters.postgres.evidence.sampling import JudgeSample, SampledJudge
 from gateway.adapters.postgres.inserts import insert_rows
-from gateway.adapters.postgres.jobs import GradingStore
+from gateway.adapters.postgres.policies.jobs import GradingStore
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import gradings
 from policy.graders import versions

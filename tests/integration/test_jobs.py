@@ -19,8 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
-from gateway.adapters.postgres.jobs import JobStore, queue_app
-from gateway.adapters.postgres.registry import Registry
+from gateway.adapters.postgres.policies.jobs import JobStore, queue_app
+from gateway.adapters.postgres.policies.registry import Registry
 from gateway.core.policies.jobs import Job, JobSpec
 from gateway.errors import ConfigError, Conflict, NotFound
 from policy.jobs.worker import Worker, WorkerSettings

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.adapters.engines.sealed import read_policy
 from gateway.adapters.host import urls
 from gateway.adapters.host.urls import below, exists, read_text
-from gateway.adapters.postgres.registry import Registry
+from gateway.adapters.postgres.policies.registry import Registry
 from gateway.errors import NotFound
 from policy.jobs.worker import WorkerSettings
 from tests.integration.test_jobs import Scene, spawned, working

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters.postgres.experience.credit import PostgresJudgements
+from gateway.adapters.postgres.credit import PostgresJudgements
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.rows import event_rows
 from gateway.adapters.postgres.store import PostgresStore

@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.evidence.sampling import COMPARED_WANTED, JudgeSample, SampledJudge
-from gateway.adapters.postgres.evidence.sources import PostgresSources
 from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
-from gateway.adapters.postgres.jobs import GradingStore
+from gateway.adapters.postgres.policies.jobs import GradingStore
+from gateway.adapters.postgres.sources import PostgresSources
 from gateway.core.log.events import uuid7
 from gateway.service.admin.keys import KeyAdmin
 from policy.jobs import judging

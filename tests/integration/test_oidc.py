@@ -28,8 +28,8 @@ from gateway.api.operator.login import CONSOLE_HEADER, SESSION, LoginApi, by_ses
 from gateway.api.operator.pages import PagesApi
 from gateway.api.operator.workers import WorkersApi
 from gateway.core.access.login import RoleRules
-from gateway.core.policies.standing import Charge
 from gateway.service.admin.logins import Logins
+from gateway.service.policies.standing import Charge
 from gateway.service.policies.standings import Standings
 from gateway.service.request.auth import Authenticator
 from tests.fakes.reports import FakeReports

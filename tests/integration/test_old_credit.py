@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from gateway import cli
+from gateway.adapters.postgres import credit as stored_experience
+from gateway.adapters.postgres.credit import OldCredit
 from gateway.adapters.postgres.database import async_engine
-from gateway.adapters.postgres.experience import credit as stored_experience
-from gateway.adapters.postgres.experience.credit import OldCredit
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.rows import event_rows
 from gateway.adapters.postgres.store import PostgresStore

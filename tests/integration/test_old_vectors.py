@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text, update
 
+from gateway.adapters.postgres import credit as stored_experience
+from gateway.adapters.postgres.credit import OldVectors
 from gateway.adapters.postgres.database import async_engine
-from gateway.adapters.postgres.experience import credit as stored_experience
-from gateway.adapters.postgres.experience.credit import OldVectors
-from gateway.adapters.postgres.experience.remembered import PostgresPast
+from gateway.adapters.postgres.evidence.remembered import PostgresPast
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.rows import event_rows
 from gateway.adapters.postgres.store import PostgresStore

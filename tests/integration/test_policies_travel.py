@@ -14,9 +14,9 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.engines.sealed import read_policy
-from gateway.adapters.postgres import policy_files
-from gateway.adapters.postgres.policy_files import PIECE_BYTES, Holders
-from gateway.adapters.postgres.registry import Registry
+from gateway.adapters.postgres.policies import policy_files
+from gateway.adapters.postgres.policies.policy_files import PIECE_BYTES, Holders
+from gateway.adapters.postgres.policies.registry import Registry
 from gateway.core.policies.versions import Holder
 from gateway.errors import Conflict, Unavailable, VersionRefused
 from gateway.service.policies import attendance
@@ -166,7 +166,7 @@ async def test_a_disk_that_is_full_is_one_line(
     def full(file: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gateway.adapters.postgres.policy_files._sync", full)
+    monkeypatch.setattr("gateway.adapters.postgres.policies.policy_files._sync", full)
     with pytest.raises(Unavailable, match="No space left on device; make room"):
         await other.registry.place(version)
     assert list(other.registry.policies.iterdir()) == []

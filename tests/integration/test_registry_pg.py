@@ -18,10 +18,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.engines.files import check
-from gateway.adapters.postgres import policy_files, rows
+from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import connected
 from gateway.adapters.postgres.inserts import insert_rows
-from gateway.adapters.postgres.registry import Registry
+from gateway.adapters.postgres.policies import policy_files
+from gateway.adapters.postgres.policies.registry import Registry
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.core.log.rollout import close_record
 from gateway.core.policies.watch import SERVER_FAULTS

@@ -11,9 +11,9 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway import cli
-from gateway.adapters.postgres.evidence.sources import PostgresSources, known_sources
 from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
 from gateway.adapters.postgres.rows import event_rows
+from gateway.adapters.postgres.sources import PostgresSources, known_sources
 from gateway.adapters.postgres.tables import experience
 from tests.records import a_rollout, a_step, an_outcome, rollout_event
 

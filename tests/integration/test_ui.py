@@ -19,9 +19,9 @@ from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.operator import rollouts as operator_rollouts
 from gateway.api.operator.pages import PagesApi, page_files
 from gateway.api.operator.rollouts import RolloutsApi
-from gateway.core.policies.standing import Charge
 from gateway.service.admin.explain import Explain
 from gateway.service.admin.keys import KeyAdmin
+from gateway.service.policies.standing import Charge
 from gateway.service.policies.standings import Standings
 from gateway.service.ports.admin import RolloutsQuery
 from gateway.service.request.auth import Authenticator

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
-from gateway.adapters.postgres.jobs import JobStore, queue_app
+from gateway.adapters.postgres.policies.jobs import JobStore, queue_app
 from gateway.cli.process.datadir import JUDGE, DataDir
 from gateway.cli.process.keyring import judge_key, key_admin
 from gateway.cli.process.worker import WORKER, worker_settings, write_settings

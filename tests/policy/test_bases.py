@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from bench.engines.policies import write_adapter
 from gateway.adapters.engines.files import BaseWeights, check, check_base
 from gateway.adapters.engines.sealed import file_sha256, read_policy
-from gateway.adapters.postgres.policy_files import take_in
+from gateway.adapters.postgres.policies.policy_files import take_in
 from gateway.core.policies.manifest import known_profile, weights_digest
 from gateway.errors import BadRequest, BatonError, VersionRefused
 from policy.engines.directory import read_conductors

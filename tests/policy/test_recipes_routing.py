@@ -12,12 +12,12 @@ import pytest
 
 from policy.recipes.report import write_block
 from policy.recipes.routing.tally import LAST, RoutedAnswer, RoutingTally
-from policy.recipes.routing.world import CHEAP, DEAR, SUM_SHARE, Kind, Sum, Workers, questions, usd
+from policy.recipes.routing.world import CHEAP, DEAR, SUM_SHARE, Kind, PairOfWorkers, Sum, questions, usd
 from policy.simulators.server import RequestRefusal
 
 
 def said(worker: str, text: str, *, never: bool = False) -> str:
-    workers = Workers({CHEAP: 0.0, DEAR: 0.5}, cheap_never_right=never)
+    workers = PairOfWorkers({CHEAP: 0.0, DEAR: 0.5}, cheap_never_right=never)
     body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
     [[reply]] = workers.say(worker, body).choices
     return reply

@@ -14,7 +14,7 @@ from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import sample
 from policy.start.recorded.lessons import Posing, ProgramPlanner, lessons
 from policy.start.recorded.observed import with_checks
-from policy.start.recorded.programs import Choices, Program, Worth, gives, search
+from policy.start.recorded.programs import Choices, Program, ProgramWorth, gives, search
 from policy.statistics.tuning import Nearest, Observation, WorkerResult, observe
 from tests.policy.environments import PRICES, SUMS, WORDS, lines, recorded
 from tests.sizes import sized
@@ -26,7 +26,7 @@ def environment(path: Path, rounds: int = 3) -> ReplayEnvironment:
     return recorded(path / "r.jsonl", lines(120), executor=Executor(rounds=rounds))
 
 
-async def known(env: ReplayEnvironment) -> tuple[list[Observation], Worth]:
+async def known(env: ReplayEnvironment) -> tuple[list[Observation], ProgramWorth]:
     observed = await observe(env, env.prompts("train", env.count("train"), 0))
     return observed, search(observed)
 
@@ -211,7 +211,7 @@ async def test_a_budget_has_a_place_of_its_own_between_two_prices(tmp_path: Path
     assert worth.dial([1e6, 0.0, 0.0], 1.0)[1:] == [dear, dear]
 
 
-def priced(scale: int) -> Worth:
+def priced(scale: int) -> ProgramWorth:
     """Two workers, right by turns or together: a dear one on six of eight questions, a cheap one on four."""
     right = [(float(i % 2), float(i > 1)) for i in range(8)]
     return search(

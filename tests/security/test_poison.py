@@ -31,7 +31,7 @@ def test_a_key_that_floods_half_of_the_log_gets_a_twentieth_of_the_batch(databas
     eve = [("eve", 1.0)] * len(honest)
     with engine.begin() as connection:
         for n, (key, value) in enumerate(honest + eve):
-            asked = {"model": "baton", "messages": [{"role": "user", "content": f"Question {n}?"}]}
+            asked = {"model": "baton", "messages": [{"role": "user", "content": f"TaskQuestion {n}?"}]}
             record = a_rollout(key_id=key, request=asked, created_us=T0_US + n, steps=[a_step(0)], rounds=[a_round()])
             insert_rows(connection, rows.event_rows(event("rollout", as_payload(record))))
             insert_outcome(connection, an_outcome(record.id, value, key_id=key, created_at=rows.at(T0_US)))

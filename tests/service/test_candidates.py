@@ -15,7 +15,7 @@ from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.experience.likeness import EMBEDDING_DIM, HASHED
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash
 from gateway.errors import Unavailable
-from gateway.service.loop.candidates import Shortlist
+from gateway.service.loop.experience.candidates import Shortlist
 from tests.fakes.workers import Says
 from tests.kit import KEY, Kit, TestClock, ask, pool_file
 

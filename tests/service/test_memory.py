@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.core.loop.experience.past import STEP_BYTES, Owner, Question
+from gateway.core.loop.experience.past import STEP_BYTES, Owner, TaskQuestion
 from gateway.core.loop.experience.recall import KEY_WEIGHT, STRANGERS_FIRST, trials_near
 from gateway.errors import NotFound, RateLimited, Unavailable, UpstreamError
 from gateway.service.loop.experience.memory import ExperienceMemory, Recalled
@@ -23,7 +23,7 @@ from tests.records import a_rollout, a_step, an_outcome, rollout_event
 from tests.stores import NOW
 from tests.waiting import BOUND_S, until
 
-ANY = Question(None, None, "")
+ANY = TaskQuestion(None, None, "")
 WORKERS = {"alpha": "1", "beta": "1"}
 
 
@@ -255,9 +255,9 @@ async def test_a_vector_of_numbers_is_compared_as_the_model_says() -> None:
     near[0], far[1] = 1.0, 1.0
     for vector, value in ((near, 1.0), (far, 0.0)):
         await world.judge(value, 3, task_embedding=vector.tolist(), task_embedder="e", task_type=None)
-    found = await world.memory.near("acme", Question(None, near, "e"), WORKERS, 200)
+    found = await world.memory.near("acme", TaskQuestion(None, near, "e"), WORKERS, 200)
     assert (found.experience["alpha"].n, found.experience["alpha"].success_mean) == (3, 1.0)
-    other = await world.memory.near("acme", Question(None, near, "f"), WORKERS, 200)
+    other = await world.memory.near("acme", TaskQuestion(None, near, "f"), WORKERS, 200)
     assert other.experience["alpha"].success_mean < 0.7  # all steps are as near
 
 

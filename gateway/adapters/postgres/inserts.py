@@ -21,8 +21,8 @@ from sqlalchemy.dialects import postgresql as pg
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.conversations import append_turns
+from gateway.adapters.postgres.credit import credit_tree
 from gateway.adapters.postgres.database import identifiers, query
-from gateway.adapters.postgres.experience.credit import credit_tree
 from gateway.adapters.postgres.tables import (
     continuations,
     experience,

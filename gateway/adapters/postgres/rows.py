@@ -19,9 +19,9 @@ from gateway.adapters.postgres import tables
 from gateway.core.log.counterfactual import JudgedPlan, judged_plan, planned_round
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Judgement, Outcome
+from gateway.core.loop.evidence.credit import CREDIT_VERSION
 from gateway.core.loop.experience.likeness import HASHED, Embedding, question_text
 from gateway.core.loop.experience.past import FAILURE
-from gateway.core.loop.replies.credit import CREDIT_VERSION
 from gateway.core.openai.responses.conversations import turn_of
 from gateway.core.policies import grading
 from gateway.errors import BadRequest

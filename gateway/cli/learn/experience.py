@@ -56,7 +56,7 @@ async def _judges(database_url: str) -> list[dict[str, Any]]:
 async def _sources(database_url: str) -> list[dict[str, Any]]:
     """Measure the sources and return them."""
     from gateway.adapters.postgres.database import connected
-    from gateway.adapters.postgres.evidence.sources import PostgresSources, known_sources
+    from gateway.adapters.postgres.sources import PostgresSources, known_sources
 
     async with connected(database_url, pool_size=1) as engine:
         await PostgresSources(engine).sweep(1)
@@ -65,8 +65,8 @@ async def _sources(database_url: str) -> list[dict[str, Any]]:
 
 
 async def _recredit(database_url: str, *, dry: bool) -> dict[str, int]:
+    from gateway.adapters.postgres.credit import OldCredit
     from gateway.adapters.postgres.database import connected
-    from gateway.adapters.postgres.experience.credit import OldCredit
 
     async with connected(database_url, pool_size=1) as engine:
         work, counted = OldCredit(engine), 0

@@ -20,10 +20,10 @@ from gateway.adapters.redis import server as redis_server
 from gateway.adapters.upstream.mcp import tool_servers
 from gateway.cli.process.services import CHOICES, conductor_offered, starts_conductor
 from gateway.config import settings as config
-from gateway.core.policies.standing import standing_of
 from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import MODEL_KINDS, PoolFile
 from gateway.errors import ConfigError, EngineDown, Unavailable
+from gateway.service.policies.standing import standing_of
 from gateway.service.ports.pools import LoadedPool
 from gateway.wiring.conductor import charge_of
 

@@ -18,7 +18,7 @@ from gateway.adapters.host.servers import EmbeddedPostgres, EmbeddedProgram, Emb
 from gateway.adapters.host.supervisor import PROGRAMS_ROOT, Server
 from gateway.adapters.postgres.database import connected
 from gateway.adapters.postgres.migrate import upgrade
-from gateway.adapters.postgres.registry import Registry
+from gateway.adapters.postgres.policies.registry import Registry
 from gateway.cli.process.datadir import FACTS, DataDir
 from gateway.config import settings as config
 from gateway.config.settings import Services, Settings

@@ -13,12 +13,12 @@ from typing import Any
 
 from gateway.core.log.counterfactual import JudgedPlan, drawn_probability, had_it_gone_to, plan_probability
 from gateway.core.log.sentence import cut_short, deciding_round, sentence
-from gateway.core.pool.workers import MODEL_KINDS
 
 FREE_BELOW = -1e-6  # the log-prob under which a token was a choice: what the grammar forces has 0
 ROUTER = "a router planned without a draw: it takes what its rules say"
 NO_LOGPROBS = "the log has no log-probs of this plan: the planner's server gave none, or the log mode or a redaction"
 COUNTERFACTUALS_MAX = 32
+MODELS = ("openai", "litellm")  # kinds of workers that answer
 Tree = Mapping[str, Any]
 
 
@@ -265,7 +265,7 @@ def _not_shown(tree: Tree, about: Surroundings) -> dict[str, Any]:
 
 def _counterfactual(tree: Tree, about: Surroundings) -> dict[str, Any]:
     """Had the request gone to each model alone: an estimate with its 95 % interval, or why there is none."""
-    workers = [str(one["name"]) for one in tree.get("pool") or () if one.get("kind", MODEL_KINDS[0]) in MODEL_KINDS]
+    workers = [str(one["name"]) for one in tree.get("pool") or () if one.get("kind", MODELS[0]) in MODELS]
     return {
         "method": "inverse propensity over strata, 95 % interval",
         "likeness": about.likeness,

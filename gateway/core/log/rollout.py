@@ -85,7 +85,7 @@ class RoundRecord:
     allowed: dict[str, Any] | None = None  # `core.loop.plan.PlanLimits` of this round; `schema_hash` is of its schema
     shown: dict[str, Any] | None = None  # `PromptInput.guidance`, for a prompt that showed it
     quality: int | None = None  # the dial as this round's prompt showed it; None: it showed none
-    decision: dict[str, Any] | None = None  # `core.loop.bandit.Decision.as_json`, where a router decided
+    decision: dict[str, Any] | None = None  # `core.loop.bandit.ArmChoice.as_json`, where a router decided
     refusal: str | None = None  # why the conductor's plan was not used, by name
     prompt_tokens: int = 0
     completion_tokens: int = 0

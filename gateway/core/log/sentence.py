@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.core.log.counterfactual import plan_probability
-from gateway.core.pool.workers import NANO_PER_USD
+from gateway.core.log.spans import NANO_PER_USD
 
 Tree = Mapping[str, Any]
 NAMES_MAX = 6

@@ -13,7 +13,7 @@ from numpy.random import Generator, default_rng
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
 from gateway.core.loop.contract import Verify
-from gateway.core.loop.experience.bandit import Arm, Decision, decide, mean_success, order
+from gateway.core.loop.experience.bandit import Arm, ArmChoice, decide, mean_success, order
 from gateway.core.loop.experience.likeness import question_text
 from gateway.core.loop.experience.worth import Worth, by_prices, preferred
 from gateway.core.loop.plan import Plan, Step
@@ -133,7 +133,7 @@ class RulePlanner:
         if self._draws or situation.explore:
             decision = decide(arms, worth, seeded(situation), explores=situation.explore, explore_share=share)
         else:
-            decision = Decision(self.name, worth, tuple(arms), order(arms, worth)[0])
+            decision = ArmChoice(self.name, worth, tuple(arms), order(arms, worth)[0])
         record.decision = decision.as_json()
         return single(models[decision.chosen])
 

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import suppress
 
 from gateway.core.policies.earning import Rewards
-from gateway.core.policies.standing import Charge, Standing, standing_of
 from gateway.core.pool.workers import PoolFile
 from gateway.errors import BatonError
+from gateway.service.policies.standing import Charge, PoolStanding, standing_of
 
 
 class Standings:
@@ -40,13 +40,13 @@ class Standings:
             await self.rewards()
         return self.of(self._pools.default).line
 
-    async def count(self) -> list[Standing]:
+    async def count(self) -> list[PoolStanding]:
         """Who plans in each pool now, in the default pool first. Raises Unavailable."""
         await self.rewards()
         default = self._pools.default
         return [self.of(name) for name in sorted(self._pools.pools, key=lambda name: (name != default, name))]
 
-    def of(self, pool: str, org: str | None = None) -> Standing:
+    def of(self, pool: str, org: str | None = None) -> PoolStanding:
         """Who plans in a pool, by the latest counts, for an organisation or the one with the most."""
         return standing_of(self._pools, pool, self._charge, self._rewards, self.earned, org)
 

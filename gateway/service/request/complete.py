@@ -17,7 +17,6 @@ from gateway.core.access.keys import Principal
 from gateway.core.log.events import Event
 from gateway.core.log.redact import Redactor, apply_mode
 from gateway.core.log.rollout import as_payload, close_record
-from gateway.core.loop.experience.failures import note_failures
 from gateway.core.loop.experience.likeness import question_text
 from gateway.core.money.amounts import Usage, input_tokens_bound
 from gateway.core.money.details import sum_details
@@ -30,7 +29,8 @@ from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admin.sessions import Sessions
-from gateway.service.loop.candidates import Shortlist
+from gateway.service.loop.experience.candidates import Shortlist
+from gateway.service.loop.experience.failures import note_failures
 from gateway.service.loop.experience.lookup import ExperienceLookup
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.routers import CheckedRouter

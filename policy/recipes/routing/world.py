@@ -67,7 +67,7 @@ def usd(worker: str, calls: int = 1) -> Decimal:
     return Decimal(calls * cost_nano(price, Usage(PROMPT_TOKENS, REPLY_TOKENS))) / 10**9
 
 
-class Workers:
+class PairOfWorkers:
     """Both workers. `dear` is always right. `cheap` is right on sums alone, or never. `delays_s`: by name."""
 
     workers: Sequence[str] = (CHEAP, DEAR)
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("--cheap-never-right", action="store_true")
     options = arguments.parse_args(argv)
     delays_s = {CHEAP: options.cheap_s, DEAR: options.dear_s}
-    speaker = Workers(delays_s, cheap_never_right=options.cheap_never_right)
+    speaker = PairOfWorkers(delays_s, cheap_never_right=options.cheap_never_right)
     asyncio.run(serve(WorkerServer(speaker).app(), "127.0.0.1", options.port, options.port_file))
     return 0
 

@@ -51,7 +51,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class ProgramWorth:
     """What programs gave: mean outcome and dollars a question, by category."""
 
     programs: tuple[Program, ...]
@@ -133,9 +133,12 @@ class Worth:
 
 class Choices:
     """The best programs by place of the dial, for pools that may lack some of the workers that were searched. `tables`
-    hold for the whole pool (`Worth.dial`); of a smaller one the program of the best utility at the place's price."""
+    hold for the whole pool (`ProgramWorth.dial`); of a smaller one the program of the best utility at the place's
+    price."""
 
-    def __init__(self, worth: Worth, tables: Sequence[Mapping[str, Program]], usd_weights: Sequence[float]) -> None:
+    def __init__(
+        self, worth: ProgramWorth, tables: Sequence[Mapping[str, Program]], usd_weights: Sequence[float]
+    ) -> None:
         """`usd_weights`: what a dollar costs at each place of `tables`."""
         self.places = len(tables)
         self._worth = worth
@@ -183,7 +186,7 @@ class Choices:
         return ranked
 
 
-def search(observed: Sequence[Observation]) -> Worth:
+def search(observed: Sequence[Observation]) -> ProgramWorth:
     """Every program over the workers that all questions have. Raises ValueError where there is none."""
     facts = _Facts(observed)
     programs: list[Program] = []
@@ -194,7 +197,7 @@ def search(observed: Sequence[Observation]) -> Worth:
         outcome.append(facts.by_category(right))
         usd.append(facts.by_category(spent))
     counts = facts.by_category(np.ones(len(observed)))
-    return Worth(tuple(programs), facts.categories, counts, np.array(outcome), np.array(usd))
+    return ProgramWorth(tuple(programs), facts.categories, counts, np.array(outcome), np.array(usd))
 
 
 def gives(program: Program, observed: Observation) -> WorkerResult:

@@ -20,7 +20,7 @@ import numpy as np
 from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.prompt import DIAL, worth_alone
 from gateway.core.loop.shown import SHOWN_MIN
-from policy.start.recorded.programs import Program, Worth, search
+from policy.start.recorded.programs import Program, ProgramWorth, search
 from policy.statistics.tuning import Nearest, Observation
 
 SIZES_MAX = 6  # of pools, for which programs are searched: larger ones have those of the largest
@@ -47,7 +47,7 @@ class RankChoices:
 
     places = len(DIAL)
 
-    def __init__(self, sizes: Collection[int], searched: Callable[[int, int], Worth]) -> None:
+    def __init__(self, sizes: Collection[int], searched: Callable[[int, int], ProgramWorth]) -> None:
         """`searched`: what programs over ranks gave, by size and place. Raises ValueError on no size."""
         if not sizes:
             raise ValueError("programs by rank need a pool of at least one worker")
@@ -91,7 +91,7 @@ def ranks(
     low, high = k_of_n or (min((len(each.results) for each in observed), default=0), most)
     experiences = [near.of(each.question, without=each.question) for each in observed]
 
-    def searched(size: int, place: int) -> Worth:
+    def searched(size: int, place: int) -> ProgramWorth:
         asked = [(each, past) for each, past in zip(observed, experiences, strict=True) if len(each.results) >= size]
         pools = [Random(f"pool {size} {each.question}").sample(sorted(each.results), size) for each, _ in asked]
         ranked = [_by_rank(each, pool, past, place) for (each, past), pool in zip(asked, pools, strict=True)]
@@ -102,12 +102,12 @@ def ranks(
     return RankChoices(range(min(low, most), min(high, most) + 1)[-SIZES_MAX:], searched)
 
 
-def plain(worth: Worth) -> Worth:
+def plain(worth: ProgramWorth) -> ProgramWorth:
     """Without programs that differ in little from a simpler one: workers are asked in the list's order, and the next
     ones of the list where the first do not do."""
     keep = [at for at, program in enumerate(worth.programs) if _is_plain(program)]
     programs = tuple(worth.programs[at] for at in keep)
-    return Worth(programs, worth.categories, worth.counts, worth.outcome[keep], worth.usd[keep])
+    return ProgramWorth(programs, worth.categories, worth.counts, worth.outcome[keep], worth.usd[keep])
 
 
 def _is_plain(program: Program) -> bool:

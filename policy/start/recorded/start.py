@@ -12,7 +12,7 @@ from policy.environments.base import Prompt
 from policy.environments.executor import ExecutedEnvironment
 from policy.start.recorded.lessons import PROFILE, Posing, lessons
 from policy.start.recorded.observed import Say, observed_of, progress_of
-from policy.start.recorded.programs import Choices, Worth, search
+from policy.start.recorded.programs import Choices, ProgramWorth, search
 from policy.start.recorded.school import SHAPE, Schooling, SchoolReport, teach
 from policy.start.synthetic.export import About, export
 from policy.statistics.tuning import NEIGHBOURS, Nearest, Observation
@@ -38,7 +38,7 @@ class Start:
     """What a warm start found out: GRPO goes on with it."""
 
     observed: Sequence[Observation]
-    worth: Worth
+    worth: ProgramWorth
     quality: int
 
 

@@ -19,7 +19,7 @@ from policy.dataset.refusals import RowRefused
 from policy.environments.base import Prompt
 from policy.start.recorded.lessons import STRAY_SHARE, PlanLesson, Posing, lessons
 from policy.start.recorded.observed import observed_of, progress_of
-from policy.start.recorded.programs import Choices, Worth, search
+from policy.start.recorded.programs import Choices, ProgramWorth, search
 from policy.start.recorded.ranks import ranks
 from policy.statistics.tuning import NEIGHBOURS, Nearest, Observation
 from policy.train.sources.scene import executor_of, open_replay
@@ -49,7 +49,7 @@ class _Staff:
 
     prompts: list[Prompt]
     observed: list[Observation]
-    worth: Worth
+    worth: ProgramWorth
 
 
 def searched(spec: TrainSpec, tutor: Tutor, say: Callable[[str], None]) -> Searched:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.loop.evidence.sources import Weights
-from gateway.core.loop.replies.credit import Evidence, FinishedStep, JudgedLoop, credited, credited_tree, credits
+from gateway.core.loop.evidence.credit import Evidence, FinishedStep, JudgedLoop, credited, credited_tree, credits
+from gateway.core.loop.evidence.sources import SourceWeights
 from gateway.core.loop.replies.kinds import read_text
 
 
@@ -118,8 +118,8 @@ def test_a_person_counts_before_a_client_a_judge_and_a_signal_whatever_came_last
     said = [
         Evidence(1.0, 1, "person"),
         Evidence(0.0, 2, "client"),
-        Evidence(0.0, 3, "judge:wise", weights=Weights(0.9, 0.9)),
-        Evidence(0.0, 4, "signal:repeat", weights=Weights(0.9, 0.9)),
+        Evidence(0.0, 3, "judge:wise", weights=SourceWeights(0.9, 0.9)),
+        Evidence(0.0, 4, "signal:repeat", weights=SourceWeights(0.9, 0.9)),
     ]
     for count in range(len(said)):
         best = credited(CHAIN, said[count:])[1]
@@ -127,12 +127,14 @@ def test_a_person_counts_before_a_client_a_judge_and_a_signal_whatever_came_last
 
 
 def test_a_judge_that_weighs_nothing_silences_no_signal_and_no_client() -> None:
-    worthless = Evidence(1.0, 9, "judge:yes", weights=Weights(0.01, 0.0))
+    worthless = Evidence(1.0, 9, "judge:yes", weights=SourceWeights(0.01, 0.0))
     assert (
-        credited(CHAIN, [worthless, Evidence(0.0, 1, "signal:edit", weights=Weights(0.1, 0.3))])[1].source
+        credited(CHAIN, [worthless, Evidence(0.0, 1, "signal:edit", weights=SourceWeights(0.1, 0.3))])[1].source
         == "signal:edit"
     )
-    assert credited(CHAIN, [worthless, Evidence(0.0, 1, "client", weights=Weights(0.0, 0.0))])[1].source == "client"
+    assert (
+        credited(CHAIN, [worthless, Evidence(0.0, 1, "client", weights=SourceWeights(0.0, 0.0))])[1].source == "client"
+    )
 
 
 ESSAY_STEPS = [tried(index, text) for index, text in enumerate(ESSAYS)]

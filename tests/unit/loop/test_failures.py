@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.core.log.rollout import AttemptRecord
-from gateway.core.loop.experience.failures import failure_weight, note_failures
+from gateway.service.loop.experience.failures import failure_weight, note_failures
 from tests.records import a_rollout, a_step
 
 

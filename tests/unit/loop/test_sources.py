@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.core.loop.evidence.sources import (
     Said,
-    Weights,
+    SourceWeights,
     is_explicit,
     prior_weights,
     reliabilities,
@@ -96,7 +96,7 @@ def test_a_source_nobody_checked_has_the_weight_of_its_prior() -> None:
 
 
 def test_a_judgement_between_the_verdicts_weighs_in_between() -> None:
-    assert [Weights(0.2, 0.6).of(value) for value in (0.0, 0.5, 1.0)] == pytest.approx([0.6, 0.4, 0.2])
+    assert [SourceWeights(0.2, 0.6).of(value) for value in (0.0, 0.5, 1.0)] == pytest.approx([0.6, 0.4, 0.2])
 
 
 def test_few_replies_move_a_weight_a_little() -> None:

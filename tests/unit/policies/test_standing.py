@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.policies.earning import Bar, Rewards
-from gateway.core.policies.standing import Charge, Standing, outcomes_wanted, standing_of
 from gateway.core.pool.workers import PoolFile
+from gateway.service.policies.standing import Charge, PoolStanding, outcomes_wanted, standing_of
 from gateway.service.policies.standings import Standings
 from tests.kit import model_worker
 
@@ -26,7 +26,9 @@ def judged(n: int, planner: str = "rule", kind: str | None = None, mean: float =
     return Rewards(pool, kind, planner, n, n * mean, n * mean)
 
 
-def standing(rewards: Sequence[Rewards] | None, charge: Charge = TRIAL, models: int = 2, **more: object) -> Standing:
+def standing(
+    rewards: Sequence[Rewards] | None, charge: Charge = TRIAL, models: int = 2, **more: object
+) -> PoolStanding:
     return standing_of(pools_of(models), "default", charge, rewards, **more)  # type: ignore[arg-type]
 
 

@@ -31,8 +31,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres.admin_tables import keys
 from gateway.adapters.postgres.database import transaction
-from gateway.adapters.postgres.evidence.sources import is_posted
 from gateway.adapters.postgres.reports.books import id_of
+from gateway.adapters.postgres.sources import is_posted
 from gateway.adapters.postgres.tables import gradings, outcomes, rollouts, sources
 from gateway.core.loop.evidence.sources import JUDGE
 

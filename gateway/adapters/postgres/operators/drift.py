@@ -18,7 +18,7 @@ from gateway.adapters.postgres.rows import clean
 from gateway.adapters.postgres.tables import experience, rollouts, steps
 from gateway.core.access.audit import Act
 from gateway.core.log.events import uuid7
-from gateway.core.loop.replies.credit import RIGHT_MIN
+from gateway.core.loop.evidence.credit import RIGHT_MIN
 from gateway.core.pool.drift import Drift
 from gateway.core.pool.identity import IDENTITIES_MAX, Identity
 from gateway.core.pool.release import ReleaseTest

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.adapters.postgres.credit import BATCH, TIMEOUT_S, finished_steps, judgements_of
 from gateway.adapters.postgres.database import transaction
-from gateway.adapters.postgres.evidence.sources import is_posted
-from gateway.adapters.postgres.experience.credit import BATCH, TIMEOUT_S, finished_steps, judgements_of
+from gateway.adapters.postgres.sources import is_posted
 from gateway.adapters.postgres.tables import outcomes, steps
 from gateway.core.loop.evidence.calibration import Calibration, calibrated
+from gateway.core.loop.evidence.credit import RIGHT_MIN, JudgedLoop, credited
 from gateway.core.loop.evidence.sources import PERSON, VERIFIER, is_explicit
-from gateway.core.loop.replies.credit import RIGHT_MIN, JudgedLoop, credited
 from gateway.core.loop.replies.errors import VERIFY, CheckerErrors, checker_errors
 from gateway.core.loop.replies.judging import read_judgement
 from gateway.core.policies.grading import SOURCE

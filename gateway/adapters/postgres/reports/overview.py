@@ -21,8 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin_tables import keys
 from gateway.adapters.postgres.database import query, transaction
-from gateway.adapters.postgres.evidence.sources import known_sources
 from gateway.adapters.postgres.reports import books, search
+from gateway.adapters.postgres.sources import known_sources
 from gateway.adapters.postgres.store import PostgresStore, by_name
 from gateway.adapters.postgres.tables import rollouts, steps
 from gateway.core.log.counterfactual import JudgedPlan

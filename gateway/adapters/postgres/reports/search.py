@@ -33,8 +33,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin_tables import keys
-from gateway.adapters.postgres.evidence.sources import is_heard
 from gateway.adapters.postgres.reports.books import id_of
+from gateway.adapters.postgres.sources import is_heard
 from gateway.adapters.postgres.tables import outcomes, rollouts, steps
 from gateway.errors import BadRequest
 from gateway.service.ports.admin import RolloutsQuery

@@ -52,7 +52,7 @@ PRIORS: Mapping[str, Prior] = {
 }
 
 
-class Weights(NamedTuple):
+class SourceWeights(NamedTuple):
     """What a source's verdicts weigh as evidence, each from 0 to 1: `right`, and `wrong`."""
 
     right: float = 1.0
@@ -114,10 +114,10 @@ class Reliability:
         return (prior.specificity * prior.replies + self.seen.wrong_rejected) / (prior.replies + self.seen.wrong)
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> SourceWeights:
         """What its verdicts weigh."""
         truly, falsely = self.sensitivity, 1 - self.specificity
-        return Weights(_weight(truly, falsely), _weight(1 - falsely, 1 - truly))
+        return SourceWeights(_weight(truly, falsely), _weight(1 - falsely, 1 - truly))
 
     @property
     def _prior(self) -> Prior:
@@ -165,6 +165,6 @@ def _reference(values: Mapping[str, float], source: str) -> str | None:
     return max(above, key=lambda one: (trust_of(one), one), default=None)
 
 
-def prior_weights(source: str) -> Weights:
+def prior_weights(source: str) -> SourceWeights:
     """What the verdicts of a source weigh before anything is measured."""
     return Reliability(Calibration(source)).weights

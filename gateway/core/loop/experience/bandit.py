@@ -47,7 +47,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ArmChoice:
     """A choice among arms. `chances`: the probability of each; None where the choice was not drawn."""
 
     planner: str
@@ -101,10 +101,10 @@ def order(arms: Sequence[Arm], worth: Worth) -> list[int]:
 
 def decide(
     arms: Sequence[Arm], worth: Worth, rng: np.random.Generator, *, explores: bool = False, explore_share: float = 0.0
-) -> Decision:
+) -> ArmChoice:
     """Draw an arm. `explores`: this request is of the exploring share, which `explore_share` is of all like it."""
     if len(arms) == 1:
-        return Decision("rule", worth, tuple(arms), 0, (1.0,))
+        return ArmChoice("rule", worth, tuple(arms), 0, (1.0,))
     posteriors = [posterior(arm.past) for arm in arms]
     penalty = np.array([worth.penalty(arm.usd, arm.latency_s) for arm in arms])
     utility = _draws(posteriors, rng) - penalty
@@ -113,7 +113,7 @@ def decide(
     chosen = trial if explores else int(np.searchsorted(chances.cumsum(), rng.random(), side="right"))
     marginal = (1 - explore_share) * chances
     marginal[trial] += explore_share
-    return Decision("rule", worth, tuple(arms), chosen, tuple(marginal.tolist()), explores)
+    return ArmChoice("rule", worth, tuple(arms), chosen, tuple(marginal.tolist()), explores)
 
 
 def _worth_trying(posteriors: Sequence[Sequence[RunLength]], penalty: Sequence[float]) -> int:

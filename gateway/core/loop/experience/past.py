@@ -67,7 +67,7 @@ class Change(NamedTuple):
         return Owner("org", self.org), Owner("pool", self.pool)
 
 
-class Question(NamedTuple):
+class TaskQuestion(NamedTuple):
     """What steps are compared with. `vector`: None or all zeros counts task types alone."""
 
     task_type: str | None
@@ -248,7 +248,9 @@ class Past:
     def _number(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))
 
-    def near(self, question: Question, workers: Mapping[str, str], but_org: str | None = None) -> Mapping[str, Placed]:
+    def near(
+        self, question: TaskQuestion, workers: Mapping[str, str], but_org: str | None = None
+    ) -> Mapping[str, Placed]:
         """The steps of these workers in these versions, each worker's newest first. `but_org`: not of that one."""
         vector = question.vector if question.vector is not None and question.vector.any() else None
         embedder = self._names.get(question.embedder, UNKNOWN)

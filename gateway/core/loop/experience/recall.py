@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gateway.core.loop.experience.belief import Trials, Vector, WorkerExperience, experience_of
 from gateway.core.loop.experience.likeness import NEAR, NEAREST, SPREAD_MIN
-from gateway.core.loop.experience.past import Past, Placed, Question
+from gateway.core.loop.experience.past import Past, Placed, TaskQuestion
 
 KEY_WEIGHT = 50.0  # outcomes of one key on such tasks that count, however little the other keys report
 STRANGERS_SHARE = 0.5  # of one's own evidence: what all of other organisations' may weigh beside it
@@ -27,7 +27,7 @@ STRANGERS_FIRST = 4.0  # outcomes that other organisations' evidence weighs befo
 
 
 def recall(
-    question: Question, workers: Mapping[str, str], k: int, own: Past, pool: Past | None = None, org: str = ""
+    question: TaskQuestion, workers: Mapping[str, str], k: int, own: Past, pool: Past | None = None, org: str = ""
 ) -> Iterator[WorkerExperience]:
     """What is known of each worker on tasks like this one. The arguments are those of `trials_near`."""
     for worker, trials in trials_near(question, workers, k, own, pool, org):
@@ -36,7 +36,7 @@ def recall(
 
 
 def trials_near(
-    question: Question, workers: Mapping[str, str], k: int, own: Past, pool: Past | None = None, org: str = ""
+    question: TaskQuestion, workers: Mapping[str, str], k: int, own: Past, pool: Past | None = None, org: str = ""
 ) -> Iterator[tuple[str, Trials]]:
     """Each worker's judged steps on tasks like this one, at most its latest `k` that count. `workers` maps names to
     versions: steps of other versions do not count. `pool`: what the pool shares, of which the steps of `org` are left

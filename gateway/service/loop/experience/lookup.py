@@ -11,7 +11,7 @@ import numpy as np
 from gateway.core.log.redact import Redactor
 from gateway.core.log.rollout import StepRecord
 from gateway.core.loop.experience.likeness import question_text
-from gateway.core.loop.experience.past import FAILURE, JudgedStep, Question
+from gateway.core.loop.experience.past import FAILURE, JudgedStep, TaskQuestion
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import BatonError
 from gateway.service.loop.experience.memory import ExperienceMemory, Recalled
@@ -99,7 +99,7 @@ class ExperienceLookup:
             return Recalled("missing")  # with neither, no task is like this one
         versions = {spec.name: spec.version for spec in loop.workers if spec.kind in MODEL_KINDS}
         asked = None if vector is None else np.asarray(vector, np.float32)
-        question = Question(record.task_type, asked, self._embedder.name)
+        question = TaskQuestion(record.task_type, asked, self._embedder.name)
         shared = record.pool_name if self._is_shared(record.pool_name) else None
         return await self._memory.near(record.org, question, versions, limits.k, shared)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from gateway.core.loop.experience.belief import WorkerExperience
-from gateway.core.loop.experience.past import STEP_BYTES, STEPS_MAX, Change, JudgedStep, Owner, Past, Question
+from gateway.core.loop.experience.past import STEP_BYTES, STEPS_MAX, Change, JudgedStep, Owner, Past, TaskQuestion
 from gateway.core.loop.experience.recall import recall
 from gateway.errors import BatonError
 from gateway.service.ports.request import Clock
@@ -116,7 +116,7 @@ class ExperienceMemory:
         return sum(len(held.past) for held in self._held.values())
 
     async def near(
-        self, org: str, question: Question, workers: Mapping[str, str], k: int, shared: str | None = None
+        self, org: str, question: TaskQuestion, workers: Mapping[str, str], k: int, shared: str | None = None
     ) -> Recalled:
         """Per worker, over at most its latest `k` judged steps on tasks like this one. `workers` maps names to
         versions. `shared`: the pool whose other organisations' steps count too. Waits only where the organisation is
@@ -142,7 +142,7 @@ class ExperienceMemory:
         if own is None:
             return None
         found = {}
-        for number, one in enumerate(recall(Question(task_type, None, ""), workers, k, own.past)):
+        for number, one in enumerate(recall(TaskQuestion(task_type, None, ""), workers, k, own.past)):
             found[one.worker] = one
             if number % RECALLED_AT_ONCE == 0:
                 await asyncio.sleep(0)

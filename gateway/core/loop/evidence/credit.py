@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.core.loop.evidence.sources import WEIGHT_MIN, Weights, is_explicit, trust_of
+from gateway.core.loop.evidence.sources import WEIGHT_MIN, SourceWeights, is_explicit, trust_of
 from gateway.core.loop.replies.agreement import NO_VERDICTS, Verdicts, agreement_of
 from gateway.core.loop.replies.judging import pair_verdict
 from gateway.core.loop.replies.kinds import Reply
@@ -49,7 +49,7 @@ class Evidence(NamedTuple):
     source: str = "client"
     step: int | None = None
     distance: int = 0
-    weights: Weights = Weights()
+    weights: SourceWeights = SourceWeights()
 
     @property
     def weight(self) -> float:

@@ -22,11 +22,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.adapters.engines.sealed import read_document
 from gateway.adapters.host.urls import below, fetch_policy, send_policy
 from gateway.adapters.postgres import audit as store_audit
-from gateway.adapters.postgres import policy_files
 from gateway.adapters.postgres.admin_tables import policy_events, policy_versions
+from gateway.adapters.postgres.credit import version_figures
 from gateway.adapters.postgres.database import transaction
-from gateway.adapters.postgres.experience.credit import version_figures
-from gateway.adapters.postgres.policy_files import STORED_BYTES_MAX, Incoming, PolicyShelf
+from gateway.adapters.postgres.policies import policy_files
+from gateway.adapters.postgres.policies.policy_files import STORED_BYTES_MAX, Incoming, PolicyShelf
 from gateway.adapters.postgres.tables import policy_shadows
 from gateway.core.access.audit import Act
 from gateway.core.policies.manifest import manifest_of

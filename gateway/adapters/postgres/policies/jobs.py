@@ -32,9 +32,9 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin_tables import policy_job_lines as lines
 from gateway.adapters.postgres.admin_tables import policy_jobs as jobs
 from gateway.adapters.postgres.database import driver_url, transaction
-from gateway.adapters.postgres.evidence.sources import is_heard
 from gateway.adapters.postgres.inserts import insert_outcome
 from gateway.adapters.postgres.rows import clean
+from gateway.adapters.postgres.sources import is_heard
 from gateway.adapters.postgres.tables import gradings, outcomes, rollouts
 from gateway.core.access.audit import Act
 from gateway.core.log.events import uuid7

@@ -36,7 +36,7 @@ class Charge:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PoolStanding:
     """Who plans in a pool. `now`: a clause without a full stop. `next`: the next rung and how far away it is. `short`:
     the same for a header, `name=number`s; empty if no count leads further."""
 
@@ -71,7 +71,7 @@ def standing_of(
     rewards: Sequence[Rewards] | None,
     earned: Container[tuple[str, str, str | None]] = (),
     org: str | None = None,
-) -> Standing:
+) -> PoolStanding:
     """Who plans in a pool for an organisation, by default the one with the most judged requests. `rewards`: of judged
     requests; None: nobody counted them yet. `earned`: the kinds of work, by organisation, pool and task type, that are
     the conductor's."""
@@ -83,12 +83,12 @@ def standing_of(
     counted = None if rewards is None else sum(one.n for arms in kinds.values() for one in arms.values())
     if charge.mode == "simulated":
         then = "workers of your own, `make serve POOL=…`"
-        return Standing(pool, "simulated", counted, f"{charge.planner} plans, for simulated workers", then)
+        return PoolStanding(pool, "simulated", counted, f"{charge.planner} plans, for simulated workers", then)
     if charge.mode == "conductor" or (charge.mode == "trial" and pool in charge.trained):
-        return Standing(pool, "conductor", counted, f"{charge.planner} plans{_outcomes(counted)}", TRAIN_HINT)
+        return PoolStanding(pool, "conductor", counted, f"{charge.planner} plans{_outcomes(counted)}", TRAIN_HINT)
     if charge.mode == "trial" and (own := [kind for kind in kinds if (org, pool, kind) in earned]):
         now = f"{charge.planner} plans {_kinds(own)}, the rule the rest{_outcomes(counted)}"
-        return Standing(pool, "earned", counted, now, TRAIN_HINT)
+        return PoolStanding(pool, "earned", counted, now, TRAIN_HINT)
     models = sum(spec.answers and spec.kind in MODEL_KINDS for spec in pools.pool(pool))
     return _of_rule(pool, models, charge, kinds, counted)
 
@@ -102,31 +102,33 @@ def _leading(rewards: Sequence[Rewards], pool: str) -> str:
     return max(counts, key=lambda org: counts[org], default="")
 
 
-def _of_rule(pool: str, models: int, charge: Charge, kinds: Kinds, counted: int | None) -> Standing:
+def _of_rule(pool: str, models: int, charge: Charge, kinds: Kinds, counted: int | None) -> PoolStanding:
     """The standing of a pool with so many models that may answer, whose every kind is the rule's."""
     trial = charge.mode == "trial"
     beside = f", and {charge.planner} on trial in {100 * charge.share:g} % of the requests" if trial else ""
     now = f"the rule plans{beside}{_outcomes(counted)}"
     if trial and kinds and (missing := min(_missing(arms, charge.bar) for arms in kinds.values())) == 0:
-        return Standing(pool, "compared", counted, now, _lead_wanted(kinds, charge.bar))
+        return PoolStanding(pool, "compared", counted, now, _lead_wanted(kinds, charge.bar))
     wanted = outcomes_wanted(models, charge.bar.z) - (counted or 0)
     least = charge.bar.outcomes_min
     if trial and (wanted <= 0 or models < 2):
         kind = min(kinds, key=lambda each: _missing(kinds[each], charge.bar), default=None)
         missing = _missing(kinds.get(kind, {}), charge.bar)
         then = f"{missing} judged requests more {_kind(kind)} until conductor and rule are compared there"
-        return Standing(pool, "trial", counted, now, then, f"judged={least * 2 - missing}/{least * 2}")
+        return PoolStanding(pool, "trial", counted, now, then, f"judged={least * 2 - missing}/{least * 2}")
     after = f"; then {least} judged requests of a kind each until conductor and rule are compared" if trial else ""
     if models < 2:
-        return Standing(pool, "alone", counted, f"{now}; there is one model to choose", "a second model in the pool")
+        return PoolStanding(
+            pool, "alone", counted, f"{now}; there is one model to choose", "a second model in the pool"
+        )
     if wanted > 0:
         total = outcomes_wanted(models, charge.bar.z)
         then = (
             f"about {wanted} outcomes{' more' if counted else ''} until the rule routes {models} models by kind{after}"
         )
-        return Standing(pool, "learning", counted, now, then, f"outcomes={counted or 0}/{total}")
+        return PoolStanding(pool, "learning", counted, now, then, f"outcomes={counted or 0}/{total}")
     then = "a planner on trial beside it, `CONDUCTOR=worker:NAME` or `smol`"
-    return Standing(pool, "knows", counted, f"the rule plans by kind{_outcomes(counted)}", then)
+    return PoolStanding(pool, "knows", counted, f"the rule plans by kind{_outcomes(counted)}", then)
 
 
 def _missing(arms: Mapping[str, Rewards], bar: Bar) -> int:

@@ -37,19 +37,19 @@ from sqlalchemy.dialects import postgresql as pg
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres.database import transaction
-from gateway.adapters.postgres.evidence.sources import is_heard, what_counts_first
 from gateway.adapters.postgres.rows import question_vector
+from gateway.adapters.postgres.sources import is_heard, what_counts_first
 from gateway.adapters.postgres.tables import MODEL_KINDS, experience, outcomes, rollouts, sources, steps
-from gateway.core.loop.evidence.sources import Weights, prior_weights
-from gateway.core.loop.experience.likeness import Embedding
-from gateway.core.loop.experience.past import FAILURE
-from gateway.core.loop.replies.credit import (
+from gateway.core.loop.evidence.credit import (
     CREDIT_VERSION,
     Evidence,
     FinishedStep,
     JudgedLoop,
     credited_tree,
 )
+from gateway.core.loop.evidence.sources import SourceWeights, prior_weights
+from gateway.core.loop.experience.likeness import Embedding
+from gateway.core.loop.experience.past import FAILURE
 from gateway.core.loop.replies.errors import VERIFY
 from gateway.core.loop.replies.kinds import ReplyKind, read_message, wanted_kind
 from gateway.core.policies.watch import SERVER_FAULTS
@@ -116,7 +116,7 @@ def judgements_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, Se
     query = query.outerjoin(sources, and_(known.org == rollouts.c.org, known.source == o.source))
     evidence_of: dict[str, list[Evidence]] = defaultdict(list)
     for of, value, at, source, step, right, wrong in connection.execute(query.where(o.value.is_not(None))):
-        learnt = prior_weights(source) if right is None else Weights(right, wrong)
+        learnt = prior_weights(source) if right is None else SourceWeights(right, wrong)
         each = Evidence(value, (at - _EPOCH) // _MICROSECOND, source, step, weights=learnt)
         evidence_of[str(of)].append(each)
     return evidence_of

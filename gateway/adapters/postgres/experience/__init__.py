@@ -1,1 +1,0 @@
-"""Experience in PostgreSQL: how steps are credited, and what the memory of each gateway reads."""
