@@ -32,7 +32,6 @@ from gateway.api.public.chat import OpenAIApi
 from gateway.api.public.outcomes import OutcomesApi
 from gateway.core.access.login import RoleRules
 from gateway.service.admin.audit import Auditor
-from gateway.service.admin.checkers import CheckerWatch
 from gateway.service.admin.explain import Explain
 from gateway.service.admin.housekeeping import Housekeeping, Retention
 from gateway.service.admin.keys import KeyAdmin
@@ -70,7 +69,6 @@ def admin_of(
     sessions: Sessions,
     openai: OpenAIApi,
     drift: DriftParts,
-    checkers: CheckerWatch,
     standings: Standings,
     conductor: ConductorParts | None,
 ) -> AdminParts:
@@ -90,7 +88,7 @@ def admin_of(
         LoginApi(logins, secure=settings.oidc_redirect_url.startswith("https:")),
         PagesApi(reports, operators, clock, standings),
         RolloutsApi(reports, explaining_of(base, reports), operators),
-        FiguresApi(reports, pools, operators, clock, checkers),
+        FiguresApi(reports, pools, operators, clock, drift.checkers),
         PlaygroundApi(operators, auth.owner, openai.completer.entered, openai.serve),
         KeysApi(keys, balances, operators),
         OrgsApi(OrgAdmin(store, clock), balances, operators),

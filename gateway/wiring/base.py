@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from gateway import __version__
 from gateway.adapters.host import poolfile
@@ -25,7 +25,15 @@ class Closing(Protocol):
     async def close(self) -> None: ...
 
 
+class Runs(Protocol):
+    """A part that runs beside the traffic."""
+
+    async def run(self) -> None: ...
+
+
 Part = TypeVar("Part", bound=Closing)
+Watched = TypeVar("Watched", bound=Runs)
+Watch = Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,7 @@ class Base:
     connections: Connections
     store: PostgresStore
     counts: SharedCounts | None = None  # of the processes that serve one public port, if this is one of several
+    watches: dict[str, Watch] = field(default_factory=dict)  # what runs beside the traffic, by name
 
     @property
     def alone(self) -> bool:
@@ -55,6 +64,11 @@ class Base:
     def closing(self, part: Part) -> Part:
         """Return the part, which is closed at the end of the gateway."""
         self.opened.push_async_callback(part.close)
+        return part
+
+    def watching(self, name: str, part: Watched) -> Watched:
+        """Return the part, whose `run` runs beside the traffic."""
+        self.watches[name] = part.run
         return part
 
     @property

@@ -23,7 +23,6 @@ from gateway.adapters.journal.spool import Spool
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.credit import OldCredit, OldVectors
 from gateway.adapters.postgres.operators.alerts import PostgresAlerts
-from gateway.adapters.postgres.reports.checks import PostgresChecks
 from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.sources import PostgresSources
 from gateway.adapters.postgres.store import PostgresStore
@@ -44,7 +43,6 @@ from gateway.config.settings import Services, Settings
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.pool.workers import MODEL_KINDS
-from gateway.service.admin.checkers import CheckerWatch
 from gateway.service.admin.figures import StoreGauges
 from gateway.service.admin.housekeeping import Sweep, run_sweeps
 from gateway.service.admin.sessions import Sessions
@@ -63,7 +61,7 @@ from gateway.service.request.complete import Completer
 from gateway.service.request.sticky import Sticky
 from gateway.wiring.admin import AdminParts, admin_of, outcomes_api_of
 from gateway.wiring.alerts import alert_watches
-from gateway.wiring.base import Base, base_of
+from gateway.wiring.base import Base, Watch, base_of
 from gateway.wiring.batches import BackgroundParts, BatchParts, background_of, batches_of
 from gateway.wiring.conductor import (
     ConductorParts,
@@ -92,7 +90,7 @@ from gateway.wiring.requests import (
     sticky_of,
 )
 from gateway.wiring.shipping import embedding_of, flushed_together, journal_of, ship_left
-from gateway.wiring.workers import DriftParts, Watch, drift_of
+from gateway.wiring.workers import DriftParts, drift_of
 
 log = logging.getLogger("gateway")
 READY_S_MAX = 30.0
@@ -174,23 +172,20 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     redactor, embedder = Redactor(pool.first.secrets.values()), embedder_of(base, embedding)
     conductor, (journal, shipper) = await conductor_of(base, pool), await journal_of(base, embedding)
     budgets, limits, guard = await money_of(base)
-    policies, learned = policies_of(base, conductor, budgets, journal)
-    catalog, standings, looks = catalog_of(base, pool.first.pools, conductor, learned, policies)
+    (policies, learned), planning = policies_of(base, conductor, budgets, journal), conductor and conductor.planning
+    catalog, standings = catalog_of(base, pool.first.pools, conductor, learned, policies)
     drift = drift_of(base, catalog, pool.workers, budgets, journal)
-    checkers = CheckerWatch(PostgresChecks(base.connections.background), catalog.has_checkers, clock)
-    planning, memory, shortage = conductor.planning if conductor else None, memory_of(base), shortage_of(base)
-    sticky, sessions = sticky_of(base), sessions_of(base, budgets)
-    looks |= {"experience": memory.run, "shortage": shortage.run, "sessions": sessions.run, "checkers": checkers.run}
+    sticky, sessions, memory = sticky_of(base), sessions_of(base, budgets), memory_of(base)
     completer = Completer(
         catalog=catalog,
-        rounds=rounds_of(base, pool.workers, checkers.known),
+        rounds=rounds_of(base, pool.workers, drift.checkers.known),
         budgets=budgets,
         limits=limits,
         journal=journal,
         embedder=embedder,
         clock=clock,
         metrics=base.metrics,
-        policies=admission_of(base, planning, shortage),
+        policies=admission_of(base, planning, shortage_of(base)),
         redactor=redactor,
         sticky=sticky,
         states=states_of(base),
@@ -209,7 +204,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     batches = batches_of(base, completer, openai, background.api)
     own = (SessionsApi(openai, sessions, budgets, clock), outcomes_api_of(base, judged, auth), health)
     apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
-    admin = admin_of(base, pool, budgets, auth, policies, sessions, openai, drift, checkers, standings, conductor)
+    admin = admin_of(base, pool, budgets, auth, policies, sessions, openai, drift, standings, conductor)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
     return Bundle(
         public=_public(base, openai, [api.router() for api in apis], health),
@@ -228,7 +223,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         background=background.runner,
         standings=standings,
         alone=base.alone,
-        watches=looks | _watches(base, budgets, health, guard, embedding, drift),
+        watches=base.watches | _watches(base, budgets, health, guard, embedding, drift),
         sweeps=_sweeps(base, batches, background, idempotency, sticky, sessions, embedding, policies, drift, admin),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
+from collections.abc import Container, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
@@ -293,7 +293,7 @@ def check_of(base: Base, conductor: ConductorParts | None, pool: str) -> Trainin
 
 def shortage_of(base: Base) -> Shortage:
     """Whether the log has too few requests to train on."""
-    return Shortage(PostgresReadiness(base.connections.background).trainable)
+    return base.watching("shortage", Shortage(PostgresReadiness(base.connections.background).trainable))
 
 
 def earnings_of(
@@ -331,10 +331,10 @@ def catalog_of(
     conductor: ConductorParts | None,
     learned: Planner | None,
     policies: PolicyParts | None,
-) -> tuple[Catalog, Standings, dict[str, Callable[[], Coroutine[Any, Any, None]]]]:
-    """Who plans under each model name, how far each pool's next rung is, and what compares the planners."""
+) -> tuple[Catalog, Standings]:
+    """Who plans under each model name, and how far each pool's next rung is."""
     trained = conductor.pools if conductor else ()
     earnings, standings = earnings_of(base, learned, trained, pools)
-    planners = planners_of(base, learned, trained, earnings)
+    planners = planners_of(base, learned, trained, base.watching("earnings", earnings))
     catalog = Catalog(pools, planners, policies.versions if policies else None, standings.short)
-    return catalog, standings, {"earnings": earnings.run}
+    return catalog, standings

@@ -196,7 +196,7 @@ def memory_of(base: Base) -> ExperienceMemory:
         timeout_s=settings.experience_timeout_s,
     )
     base.metrics.gauge("experience_steps", "Judged steps in the memory of this process", lambda: memory.steps)
-    return base.closing(memory)
+    return base.watching("experience", base.closing(memory))
 
 
 def lookup_of(
@@ -269,7 +269,7 @@ def sticky_of(base: Base) -> Sticky:
 
 def sessions_of(base: Base, budgets: Budgets) -> Sessions:
     """The budgets of runs."""
-    return Sessions(PostgresSessions(base.connections.requests), budgets, base.clock)
+    return base.watching("sessions", Sessions(PostgresSessions(base.connections.requests), budgets, base.clock))
 
 
 def states_of(base: Base) -> VendorStates:

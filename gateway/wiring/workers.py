@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from gateway.adapters.journal.series import WorkerSeries
 from gateway.adapters.postgres.credit import PostgresJudgements
 from gateway.adapters.postgres.operators.drift import PostgresDrift
+from gateway.adapters.postgres.reports.checks import PostgresChecks
 from gateway.config.serving import listed
 from gateway.core.pool.drift import DriftRules, Signal
+from gateway.service.admin.checkers import CheckerWatch
 from gateway.service.policies.drift import WorkerWatch
 from gateway.service.policies.probes import ProbeLimits, Probes
 from gateway.service.policies.quarantine import QuarantineRules, Quarantines
 from gateway.service.ports.money import Budgets
 from gateway.service.ports.request import Journal, Workers
 from gateway.service.request.catalog import Catalog
-from gateway.wiring.base import Base
-
-Watch = Callable[[], Coroutine[Any, Any, None]]
+from gateway.wiring.base import Base, Watch
 
 
 @dataclass(frozen=True, slots=True)
 class DriftParts:
-    """The watch over workers, the quarantines, their store, and the probes."""
+    """The watches over workers and checkers, the quarantines, their store, and the probes."""
 
     watch: WorkerWatch
     quarantines: Quarantines
     store: PostgresDrift
     probes: Probes
+    checkers: CheckerWatch
 
     def watches(self, alone: bool) -> dict[str, Watch]:
         """What runs beside the traffic, by name."""
@@ -48,4 +48,5 @@ def drift_of(base: Base, catalog: Catalog, workers: Workers, budgets: Budgets, j
     quarantines = Quarantines(store, watch, catalog.workers, base.clock, series, acts)
     limits = ProbeLimits(settings.drift_probe_nano_per_day)
     probes = Probes(quarantines, workers, budgets, journal, base.clock, series, limits)
-    return DriftParts(watch, quarantines, store, probes)
+    checkers = CheckerWatch(PostgresChecks(engine), catalog.has_checkers, base.clock)
+    return DriftParts(watch, quarantines, store, probes, base.watching("checkers", checkers))

@@ -72,13 +72,10 @@ class Grading:
         return await grade("judge", reference, text, tools=self._tools)
 
     async def _spent(self, one: Waiting, reason: str) -> None:
-        """Give a request of the share up, for tomorrow brings others; one that named the grader is tried again."""
+        """Draw no more for now; what was drawn is tried again, for calls that are under way may hold what is left."""
         if self._judging is not None:
             self._judging.rest()
-        if one.is_sampled:
-            await self._store.ungraded(one, reason)
-        else:
-            await self._again(one, reason)
+        await self._again(one, reason)
 
     async def _again(self, one: Waiting, reason: str) -> None:
         if one.attempts >= ATTEMPTS_MAX:

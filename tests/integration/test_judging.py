@@ -65,6 +65,7 @@ async def test_it_is_shown_what_keys_and_requests_allow(pg_engine: AsyncEngine) 
         await stored(pg_engine, free, log_mode="redacted"),
         await stored(pg_engine, await a_key(pg_engine, workers=["alpha", "wise"])),
         await stored(pg_engine, await a_key(pg_engine, pools=["default"])),
+        await stored(pg_engine, await a_key(pg_engine, pools=["*"])),
     }
     for changes in (
         {"train": False},
@@ -165,7 +166,7 @@ async def test_once_the_days_dollars_are_spent_it_rests(
     async with judged(pg_engine, tmp_path, Script(status=429), share=1.0) as (worker, upstream):
         assert await worker.round() == 1
         found = await grading(pg_engine, rollout)
-        assert (found.state, found.attempts) == ("ungraded", 1)
+        assert (found.state, found.attempts) == ("waiting", 1)
         assert "the budget of today is spent" in found.detail
         later = await stored(pg_engine, key)
         assert await worker.round() == 0

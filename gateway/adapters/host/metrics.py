@@ -102,12 +102,8 @@ class PrometheusMetrics:
             "policy_requests", "Requests given to a policy version, by what became of its plans", "version", "plan"
         )
         self._policy_percent = self._gauge("policy_percent", "Share of requests a version plans, 0 to 100", "version")
-        self._policy_held = self._gauge(
-            "policy_held",
-            "1: every engine holds this version of that state; 0: not yet, or refused",
-            "version",
-            "state",
-        )
+        held = "1: every engine holds this version of that state; 0: not yet, or refused"
+        self._policy_held = self._gauge("policy_held", held, "version", "state")
         self._policy_rollbacks = self._counter(
             "policy_rollbacks", "Versions taken back without a person, by the figure that was worse", "cause"
         )
@@ -131,9 +127,7 @@ class PrometheusMetrics:
             ),
             "jobs": self._gauge("jobs", "Jobs by state; ended ones of the last day", "state"),
             "gradings": self._gauge("gradings", "Gradings by state; ended ones of the last day", "state"),
-            "source_agreement": self._gauge(
-                "source_agreement", "Share of replies on which a source agrees with more trusted ones", "source"
-            ),
+            "source_agreement": self._gauge("source_agreement", "How often more trusted sources agree", "source"),
             "source_weight": self._gauge("source_weight", "Mean weight of a source's verdicts, 0 to 1", "source"),
             "outcomes": self._gauge("version_outcomes", "Judged requests of the last day, by version", "version"),
             "reward": self._gauge("version_reward_mean", "Mean outcome of those, 0 to 1", "version"),

@@ -36,6 +36,7 @@ def arm(worker: str, outcomes: list[float] | None = None, *, usd: float = 0.001,
 
 def drawn(arms: list[Arm], times: int = 200, **more: float | bool) -> Counter[str]:
     rng = np.random.default_rng(3)
+    more = {"explore_share": 0.1, **more}
     choices = [decide(arms, WORTH, rng, **more) for _ in range(times)]  # type: ignore[arg-type]
     return Counter(arms[one.chosen].worker for one in choices)
 
@@ -163,6 +164,12 @@ def test_the_order_is_that_of_expected_utility() -> None:
     arms = [arm("a", [0.0] * 5), arm("b", [1.0] * 5), arm("c")]
     assert [arms[at].worker for at in order(arms, WORTH)] == ["b", "c", "a"]
     assert utility(arms[1], Worth(math.inf, math.inf)) == mean_success(arms[1].past)
+
+
+def test_without_an_exploring_share_the_draws_are_wider() -> None:
+    """Nothing else corrects a false start then."""
+    arms = [arm("unlucky", [0.0, 0.0]), arm("lucky", [1.0, 1.0, 0.0, 1.0])]
+    assert drawn(arms, explore_share=0.0)["unlucky"] > 2 * drawn(arms)["unlucky"]
 
 
 def test_one_arm_is_certain() -> None:

@@ -35,6 +35,7 @@ from gateway.adapters.postgres.reports.books import id_of
 from gateway.adapters.postgres.sources import is_posted
 from gateway.adapters.postgres.tables import gradings, outcomes, rollouts, sources
 from gateway.core.loop.evidence.sources import JUDGE
+from gateway.core.pool.workers import EVERY_POOL
 
 LOOK_BACK_FIRST = timedelta(hours=1)  # at a start: older requests that were missed stay unjudged
 LOOK_BACK = timedelta(seconds=30)  # since a request began, at most looks
@@ -112,7 +113,9 @@ class JudgeSample:
         may_train = and_(r.train, k.train, k.signals)
         waits = exists().where(gradings.c.rollout_id == r.id)
         query = query.where(r.depth == 0, r.status == "done", has_texts, may_train, ~waits, _drawn(r.id, share))
-        return query.where(_is_empty_or_has(k.workers, [self._judge.worker]), _is_empty_or_has(k.pools, pools))
+        return query.where(
+            _is_empty_or_has(k.workers, [self._judge.worker]), _is_empty_or_has(k.pools, [*pools, EVERY_POOL])
+        )
 
 
 def _drawn(rollout_id: ColumnElement[Any], share: float) -> ColumnElement[bool]:

@@ -3,7 +3,8 @@
 The utility of a worker is its success less what its dollars and seconds take off a right answer (`worth.py`). The
 choice is Thompson sampling (Thompson 1933; Russo et al. 2018): success is drawn from each worker's posterior `DRAWS`
 times, and a worker is chosen with exactly the share of draws in which it is the best. So the log has the true
-propensity of each choice. Draws are narrower than the posterior (Chapelle & Li 2011): a little evidence commits.
+propensity of each choice. Draws are narrower than the posterior (Chapelle & Li 2011), so that a little evidence
+commits, where an exploring share corrects a false start; without one they are the posterior's own.
 
 The exploring share of requests goes to the worker whose trial is worth most: the expected gain over the best known one
 on the next `HORIZON` tasks like this one, less what the trial costs (knowledge gradient: Gupta & Miescke 1996, Frazier
@@ -28,7 +29,7 @@ from gateway.core.loop.experience.likeness import PRIOR_RIGHT, PRIOR_WRONG
 from gateway.core.loop.experience.worth import Worth
 
 DRAWS = 200  # so propensities are multiples of half a percent
-SHARPNESS = 4.0  # by which evidence counts more in a draw than in the mean: half the standard deviation
+SHARPNESS = 4.0  # by which evidence counts more in a draw than in the mean, where a share explores: half the deviation
 HORIZON = 50.0
 WIDE_MAX = 2.0  # outcomes that a worker's tasks of other kinds count for, at most
 Z_95 = 1.959963984540054
@@ -107,7 +108,7 @@ def decide(
         return ArmChoice("rule", worth, tuple(arms), 0, (1.0,))
     posteriors = [posterior(arm.past) for arm in arms]
     penalty = np.array([worth.penalty(arm.usd, arm.latency_s) for arm in arms])
-    utility = _draws(posteriors, rng) - penalty
+    utility = _draws(posteriors, SHARPNESS if explore_share else 1.0, rng) - penalty
     chances = np.bincount(utility.argmax(axis=1), minlength=len(arms)) / DRAWS
     trial = _worth_trying(posteriors, penalty.tolist())
     chosen = trial if explores else int(np.searchsorted(chances.cumsum(), rng.random(), side="right"))
@@ -144,14 +145,14 @@ def _moments(runs: Sequence[RunLength]) -> tuple[float, float]:
     return mean, max(1e-12, second - mean * mean)
 
 
-def _draws(posteriors: Sequence[Sequence[RunLength]], rng: np.random.Generator) -> Floats:
+def _draws(posteriors: Sequence[Sequence[RunLength]], sharpness: float, rng: np.random.Generator) -> Floats:
     """Draws of each arm's success from its sharpened posterior, as (DRAWS, arms)."""
     right, wrong = np.empty((DRAWS, len(posteriors))), np.empty((DRAWS, len(posteriors)))
     for at, runs in enumerate(posteriors):
         table = np.array(runs)
         which = np.searchsorted(table[:-1, 0].cumsum(), rng.random(DRAWS), side="right") if len(runs) > 1 else 0
-        right[:, at] = PRIOR_RIGHT + SHARPNESS * (table[which, 1] - PRIOR_RIGHT)
-        wrong[:, at] = PRIOR_WRONG + SHARPNESS * (table[which, 2] - PRIOR_WRONG)
+        right[:, at] = PRIOR_RIGHT + sharpness * (table[which, 1] - PRIOR_RIGHT)
+        wrong[:, at] = PRIOR_WRONG + sharpness * (table[which, 2] - PRIOR_WRONG)
     return rng.beta(right, wrong)
 
 
