@@ -62,7 +62,7 @@ THRESHOLDS = (  # another --gate NAME=VALUE comes after them
     "attacked_valid_min=0.9",  # 50 attacks, each once
     "attacked_valid_drop_max=0.1",
     "attacked_usd_ratio_max=3",
-    "parse_drop_max=0.05",  # of plans sampled to explore: some run on; greedy ones still have to be valid, 98 in 100
+    "parse_drop_max=0.1",  # the rule plans a request whose plan is not valid, and the gain counts that
 )
 FAR = "log_kl_requests=0"  # a step may go far from a cold start, however few the requests
 PICTURE = "learning-demo.svg"
