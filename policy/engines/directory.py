@@ -58,8 +58,8 @@ class ConductorDirectory:
 
 
 def read_conductors(paths: Iterable[Path], places: Sequence[Path] = ()) -> dict[Path, ConductorDirectory]:
-    """The policy directories by path, each read once; any of them may be the base of another. `places`: folders that may
-    hold other bases. Raises VersionRefused."""
+    """The policy directories by path, each read once; any of them may be the base of another. `places`: folders with
+    other bases. Raises VersionRefused."""
     policies = {path: read_complete(path) for path in dict.fromkeys(paths)}
     policies_known = list(policies.values())
     conductors: dict[Path, ConductorDirectory] = {}
