@@ -96,8 +96,8 @@ class PlanningSettings(BaseModel):
         None,
         gt=0,
         le=1e9,
-        description="Dollars that a right answer is worth, unless the key says; unset: ten calls of the dearest model "
-        "of the pool",
+        description="Dollars that a right answer is worth, unless the key says; unset: what ten calls of the "
+        "pool's dearest model cost on tasks like this one",
     )
     right_seconds: float | None = Field(
         None,

@@ -175,3 +175,8 @@ def _line(detail: Mapping[str, Any]) -> str:
         return f"{name}: no such setting; docs/configuration.md lists every setting"
     value_shown = "" if name in MAY_HOLD_SECRETS else f"={detail['input']}"
     return f"{variable(name)}{value_shown}: {message} ({field.description}; default {field.default})"
+
+
+def data_dir() -> Path:
+    """The data directory that the environment names, else the default one; for programs that read no other setting."""
+    return Path(environment().get(variable("data_dir"), Settings.model_fields["data_dir"].default))

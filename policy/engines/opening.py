@@ -11,8 +11,7 @@ from typing import TypeVar
 
 import policy
 from gateway.adapters.host.poolfile import resolve_secret
-from gateway.config.serving import PlacesSettings
-from gateway.config.settings import environment, variable
+from gateway.config.settings import data_dir, environment
 from gateway.errors import ConductorError, ConfigError, VersionRefused
 from policy.engines.choice import EMBEDDED, EngineChoice
 from policy.engines.directory import ConductorDirectory
@@ -126,5 +125,5 @@ def first_of(group: BaseExceptionGroup[E]) -> E:
 def places_of_bases() -> Sequence[Path]:
     """Folders with policies and pretrained models: of the data directory that the environment names, and of the
     package."""
-    data = Path(environment().get(variable("data_dir"), PlacesSettings.model_fields["data_dir"].default))
+    data = data_dir()
     return data / BASES, data / "policies", Path(policy.__file__).parent / "shipped"

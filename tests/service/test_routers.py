@@ -38,6 +38,7 @@ FUNCTION: dict[str, Any] = {"type": "function", "function": {"name": "add"}}
 def kit(said: dict[str, Any], **more: Any) -> Kit:
     """A gateway that offers vote and cascade. Nothing is observed unless `seen` says what (worker → success, nano)."""
     seen = more.pop("seen", {})
+    more = {"worth": {"usd": 0.05}, **more}  # of a right answer
     made = Kit(workers={**said, "vote": counted}, **more)
     made.catalog._planners |= {"baton/vote": (VoteRouter(RULE), RULE), "baton/cascade": (CascadeRouter(RULE), RULE)}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 
 from numpy.random import Generator, default_rng
 
@@ -14,6 +14,7 @@ from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
 from gateway.core.loop.contract import Verify
 from gateway.core.loop.experience.bandit import Arm, ArmChoice, decide, mean_success, order
+from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.experience.likeness import question_text
 from gateway.core.loop.experience.worth import Worth, by_prices, preferred
 from gateway.core.loop.plan import Plan, Step
@@ -23,7 +24,7 @@ from gateway.core.policies.earning import Bar, Rewards, has_earned
 from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, NANO_PER_USD, VOTE_URL, WorkerSpec
 from gateway.errors import BatonError, PlanRefused
 from gateway.service.loop.bodies import price_of
-from gateway.service.loop.state import EarlyStart, Planner, Situation, Stakes
+from gateway.service.loop.state import EarlyStart, Planner, Situation, Stakes, Warm
 
 LATENCY_GUESS_S = 2.0
 USAGE_GUESS = Usage(400, 300)  # a typical call, where there is no experience
@@ -129,7 +130,8 @@ class RulePlanner:
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
         """Raises PlanRefused if no model worker is left to try."""
         models = models_of(situation)
-        arms, worth, share = arms_of(models, situation), worth_in(situation), situation.stakes.explore_share
+        arms, share = arms_of(models, situation.experience, situation.warm), situation.stakes.explore_share
+        worth = worth_of(arms, situation.stakes, situation.quality)
         if self._draws or situation.explore:
             decision = decide(arms, worth, seeded(situation), explores=situation.explore, explore_share=share)
         else:
@@ -140,13 +142,13 @@ class RulePlanner:
     def ranked(self, situation: Situation) -> list[WorkerSpec]:
         """The model workers by expected utility, best first. Raises PlanRefused if none is left."""
         models = models_of(situation)
-        return [models[at] for at in order(arms_of(models, situation), worth_in(situation))]
+        arms = arms_of(models, situation.experience, situation.warm)
+        return [models[at] for at in order(arms, worth_of(arms, situation.stakes, situation.quality))]
 
 
-def arms_of(models: Sequence[WorkerSpec], situation: Situation) -> list[Arm]:
+def arms_of(models: Sequence[WorkerSpec], past: Mapping[str, WorkerExperience], warm: Warm | None) -> list[Arm]:
     """The models as arms, each with what its call is expected to cost and take; a warm prompt cache saves dollars.
     Raises Unpriced."""
-    past, warm = situation.experience, situation.warm
     listed = {spec.name: cost_nano(price_of(spec), USAGE_GUESS) for spec in models}
     seen = [past[spec.name] for spec in models if spec.name in past]
     guessed = sum(listed[one.worker] for one in seen)
@@ -163,15 +165,10 @@ def arms_of(models: Sequence[WorkerSpec], situation: Situation) -> list[Arm]:
     return arms
 
 
-def worth_of(workers: Sequence[WorkerSpec], stakes: Stakes, quality: int | None) -> Worth:
-    """What a right answer of a request is worth: as key or settings say, else by the prices of the workers; both moved
-    by the request's dial. Raises Unpriced."""
-    return preferred(listed_worth(workers), stakes.preferences).at(quality)
-
-
-def worth_in(situation: Situation) -> Worth:
-    """`worth_of` a situation."""
-    return worth_of(situation.workers, situation.stakes, situation.quality)
+def worth_of(arms: Sequence[Arm], stakes: Stakes, quality: int | None) -> Worth:
+    """What a right answer of a request is worth: as key or settings say, else by what its arms are expected to cost;
+    both moved by the request's dial."""
+    return preferred(by_prices(arm.usd for arm in arms), stakes.preferences).at(quality)
 
 
 def listed_worth(workers: Sequence[WorkerSpec]) -> Worth:
@@ -263,7 +260,7 @@ class CascadeRouter:
         first = self._rule.ranked(situation)[1::-1]  # the best is last, because agreement ships the last reply
         asked = {reply.handle for reply in situation.replies} or {spec.handle for spec in first}
         rest = [spec for spec in models_of(situation) if spec.handle not in asked]
-        arms = arms_of(rest, situation)
+        arms = arms_of(rest, situation.experience, situation.warm)
         then = max(arms, key=lambda arm: (mean_success(arm.past), arm.usd, arm.worker), default=None)
         return cascade_plan(situation, first, None if then is None else rest[arms.index(then)])
 

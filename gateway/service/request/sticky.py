@@ -38,7 +38,7 @@ from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError, DeadlineExceeded, UpstreamError
 from gateway.service.loop.bodies import price_of
-from gateway.service.loop.routers import worth_of
+from gateway.service.loop.routers import arms_of, worth_of
 from gateway.service.loop.state import EarlyStart, LastAnswer, Loop, Situation, StepRun, Warm
 from gateway.service.ports.request import RequestMetrics
 from gateway.service.ports.turns import Conversations, TurnMarks
@@ -149,7 +149,8 @@ class Sticky:
                 return {"why": "intent", "distance": round(far, 3)}
         if "better" in triggers:
             await look_up()
-            right = worth_of(loop.workers, loop.stakes, loop.quality)
+            models = [spec for spec in loop.workers if spec.kind in MODEL_KINDS]
+            right = worth_of(arms_of(models, loop.experience, None), loop.stakes, loop.quality)
             if better := better_worker(_expected(loop), spec.name, worth, rules, right):
                 return {"why": "better", "better": better}
         return None
