@@ -9,7 +9,7 @@ that skill, each judged before the next. In turn:
 3. `new`, right 0.97 of the time, joins the pool with no history. `--joined` outcomes.
 
 Counted are the outcomes *on the skill*: others say nothing about these workers, nor change what is shown of them. This
-is a simulator (docs/arena.md). A dollar counts, a second does not (BATON_RULE_W_LATENCY=0): the time that a busy
+is a simulator (docs/arena.md). A dollar counts, a second does not (BATON_RIGHT_SECONDS): the time that a busy
 machine takes would be noise.
 """
 
@@ -54,7 +54,7 @@ ROLES: Mapping[str, Mapping[str, float]] = {
     "first other": {"dates": 0.95},
     "second other": {"dates": 0.85},
 }
-SETTINGS = {"BATON_RULE_W_LATENCY": "0", "BATON_EXPERIENCE_TIMEOUT_S": "5", "BATON_REDIS_TIMEOUT_S": "5"}
+SETTINGS = {"BATON_RIGHT_SECONDS": "1000000000", "BATON_EXPERIENCE_TIMEOUT_S": "5", "BATON_REDIS_TIMEOUT_S": "5"}
 TRIES, PAUSE_S = 20, 0.5  # for a request that gets 503 from a busy machine
 SPEED = 20.0  # workers answer in milliseconds
 

@@ -34,6 +34,9 @@ from gateway.errors import ConfigError
 
 PREFIX = "BATON_"
 RENAMED = {  # what to set instead
+    "BATON_RULE_W_COST": "say what a right answer is worth instead: BATON_RIGHT_USD, dollars (1 / the weight)",
+    "BATON_RULE_W_LATENCY": "say what a right answer is worth instead: BATON_RIGHT_SECONDS",
+    "BATON_RULE_W_SUCCESS": "success counts as 1; BATON_RIGHT_USD and BATON_RIGHT_SECONDS say what it is worth",
     "BATON_JUDGE_MODEL": "it is BATON_JUDGE now; write BATON_JUDGE=worker:NAME",
     "BATON_JUDGE_BUDGET_USD": "the judge has a budget a day now; set BATON_JUDGE_USD_A_DAY",
 }
