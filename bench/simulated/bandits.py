@@ -36,6 +36,7 @@ from gateway.core.pool.workers import NANO_PER_USD, Price, WorkerSpec
 from gateway.files import write_atomic
 from gateway.service.loop.routers import USAGE_GUESS, RulePlanner, listed_worth
 from gateway.service.loop.state import Situation, Stakes
+from policy.recipes.report import write_block
 
 SUCCESSES = (0.0, 0.25, 0.5, 0.9, 1.0)
 LATENCIES_S = (0.0, 0.06, 0.3, 3.0)
@@ -43,6 +44,7 @@ RATIOS = (1, 10, 100)  # of the second worker's price to the first's
 NEAR, SHARE, WINDOW = 0.05, 0.9, 50
 OUTCOMES_MAX = 400
 REGRET_REQUESTS = 300
+COMMAND = "python -m bench.simulated.bandits"
 NEIGHBOURS = 200  # as BATON_EXPERIENCE_NEIGHBOURS
 CHEAP_USD = 0.0001  # a typical call of the cheapest worker
 EXPLORE = 0.1
@@ -348,6 +350,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=60)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into that page's block")
     parser.add_argument("--out", type=Path, default=Path("build/bandits.json"))
     options = parser.parse_args(argv)
     with ProcessPoolExecutor(options.processes) as pool:
@@ -364,6 +367,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(options.out, json.dumps(body, indent=1).encode())
     sys.stdout.write(markdown(body))
+    if options.write is not None:
+        write_block(options.write, COMMAND, markdown(body))
     return 0
 
 
