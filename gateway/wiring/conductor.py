@@ -321,7 +321,7 @@ def planners_of(
     if learned is not None and settings.default_policy != "rule":
         earns = charge_of(settings, plans=True).mode == "trial"
         default = AutoPlanner(rule, learned, earnings, trained) if earns else learned
-    planners: list[Planner] = [*([learned] if learned else []), rule, VoteRouter(rule), CascadeRouter(rule)]
+    planners: list[Planner] = [*([learned] if learned else []), rule, VoteRouter(), CascadeRouter()]
     return {"baton": (default, rule), **{f"baton/{planner.name}": (planner, rule) for planner in planners}}
 
 

@@ -49,8 +49,8 @@ ROUTERS: Mapping[str, Callable[[int], Planner]] = {
     "cheapest": lambda _seed: cheapest_worker(),
     "price-cascade": lambda _seed: PriceCascade(),
     "baton/rule": lambda _seed: RoutedOnce(RULE),
-    "baton/vote": lambda _seed: VoteRouter(RULE),
-    "baton/cascade": lambda _seed: CascadeRouter(RULE),
+    "baton/vote": lambda _seed: VoteRouter(),
+    "baton/cascade": lambda _seed: CascadeRouter(),
     "label": lambda _seed: OneRoundPlanner("label", _label),
 }
 ORACLE_PLAN = "oracle-plan"  # the arena's plan for the very question, not cross-fitted: each question has its own

@@ -40,7 +40,7 @@ def kit(said: dict[str, Any], **more: Any) -> Kit:
     seen = more.pop("seen", {})
     more = {"worth": {"usd": 0.05}, **more}  # of a right answer
     made = Kit(workers={**said, "vote": counted}, **more)
-    made.catalog._planners |= {"baton/vote": (VoteRouter(RULE), RULE), "baton/cascade": (CascadeRouter(RULE), RULE)}
+    made.catalog._planners |= {"baton/vote": (VoteRouter(), RULE), "baton/cascade": (CascadeRouter(), RULE)}
 
     made.knows(*(WorkerExperience(name, 50, success, nano, 1000) for name, (success, nano) in seen.items()))
     return made
@@ -167,6 +167,16 @@ async def test_a_pool_that_a_key_may_not_use_is_refused_with_the_command_and_no_
 
 
 # ---------------------------------------------------------------- vote and cascade
+
+
+@pytest.mark.parametrize("planner", ["vote", "cascade"])
+async def test_what_decided_among_the_workers_is_logged_without_a_propensity(planner: str) -> None:
+    running = await kit({}, seen=SEEN).serve(ask(model=f"baton/{planner}"))
+    decision = running.record.rounds[0].decision or {}
+    assert (decision["planner"], decision["chosen"]) == (planner, "beta")
+    assert "propensity" not in decision
+    utilities = {arm["worker"]: arm["utility"] for arm in decision["arms"]}
+    assert max(utilities, key=lambda name: utilities[name]) == "beta"
 
 
 async def test_a_voter_that_fails_leaves_the_others_to_vote() -> None:

@@ -132,18 +132,21 @@ class RulePlanner:
         models = models_of(situation)
         arms, share = arms_of(models, situation.experience, situation.warm), situation.stakes.explore_share
         worth = worth_of(arms, situation.stakes, situation.quality)
+        decision = ArmChoice(self.name, worth, tuple(arms), order(arms, worth)[0])
         if self._draws or situation.explore:
             decision = decide(arms, worth, seeded(situation), explores=situation.explore, explore_share=share)
-        else:
-            decision = ArmChoice(self.name, worth, tuple(arms), order(arms, worth)[0])
         record.decision = decision.as_json()
         return single(models[decision.chosen])
 
-    def ranked(self, situation: Situation) -> list[WorkerSpec]:
-        """The model workers by expected utility, best first. Raises PlanRefused if none is left."""
-        models = models_of(situation)
-        arms = arms_of(models, situation.experience, situation.warm)
-        return [models[at] for at in order(arms, worth_of(arms, situation.stakes, situation.quality))]
+
+def ranked(situation: Situation, planner: str) -> tuple[list[WorkerSpec], ArmChoice]:
+    """The model workers by expected utility, best first, and what says so, for the record of the planner that takes
+    some of them. Raises PlanRefused if none is left."""
+    models = models_of(situation)
+    arms = arms_of(models, situation.experience, situation.warm)
+    worth = worth_of(arms, situation.stakes, situation.quality)
+    places = order(arms, worth)
+    return [models[at] for at in places], ArmChoice(planner, worth, tuple(arms), places[0])
 
 
 def arms_of(models: Sequence[WorkerSpec], past: Mapping[str, WorkerExperience], warm: Warm | None) -> list[Arm]:
@@ -188,15 +191,16 @@ class VoteRouter:
 
     name = "vote"
 
-    def __init__(self, rule: RulePlanner, voters: int = VOTERS) -> None:
-        self._rule = rule
+    def __init__(self, voters: int = VOTERS) -> None:
         self._voters = voters
 
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
         """Raises PlanRefused where no model worker is left, or the pool has no `vote`."""
         if situation.round > 1:
             return SHIP
-        return vote_plan(situation, self._rule.ranked(situation)[: self._voters])
+        models, choice = ranked(situation, self.name)
+        record.decision = choice.as_json()
+        return vote_plan(situation, models[: self._voters])
 
 
 class CheckedRouter:
@@ -252,12 +256,11 @@ class CascadeRouter:
 
     name = "cascade"
 
-    def __init__(self, rule: RulePlanner) -> None:
-        self._rule = rule
-
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
         """Raises PlanRefused where no model worker is left."""
-        first = self._rule.ranked(situation)[1::-1]  # the best is last, because agreement ships the last reply
+        models, choice = ranked(situation, self.name)
+        record.decision = choice.as_json()
+        first = models[1::-1]  # the best is last, because agreement ships the last reply
         asked = {reply.handle for reply in situation.replies} or {spec.handle for spec in first}
         rest = [spec for spec in models_of(situation) if spec.handle not in asked]
         arms = arms_of(rest, situation.experience, situation.warm)
