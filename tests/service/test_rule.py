@@ -11,12 +11,12 @@ import pytest
 
 from gateway.core.access.keys import Principal
 from gateway.core.loop.experience.belief import WorkerExperience
-from gateway.core.pool.workers import Price
+from gateway.core.pool.workers import PoolFile, Price, RightAnswer
 from gateway.service.loop.routers import LATENCY_GUESS_S, RulePlanner, arms_of
 from gateway.service.loop.state import Warm
 from gateway.service.request.catalog import Shares
 from gateway.service.request.running import Running
-from tests.kit import KEY, Kit, ask, model_worker
+from tests.kit import KEY, Kit, ask, model_worker, pool_file
 
 CHEAP = model_worker("cheap", "cedar", price=Price(input_usd_per_mtok=Decimal(1), output_usd_per_mtok=Decimal(1)))
 DEAR = model_worker("dear", "dune", price=Price(input_usd_per_mtok=Decimal(10), output_usd_per_mtok=Decimal(10)))
@@ -81,6 +81,18 @@ async def test_what_a_right_answer_is_worth_to_a_key_moves_the_rule() -> None:
     rich, poor = (replace(KEY, worth={"usd": usd}) for usd in (10.0, 0.005))
     assert (await answered(kit(*seen), 20, who=rich))["beta"] >= 18
     assert (await answered(kit(*seen), 20, who=poor))["alpha"] >= 18
+
+
+async def test_a_pool_says_what_a_right_answer_is_worth_unless_the_key_does() -> None:
+    seen = past("alpha", 60, 0.7, nano=100_000), past("beta", 60, 1.0, nano=4_000_000), past("gamma", 60, 0.0)
+    pools = pool_file().model_copy(update={"worth": {"default": RightAnswer(usd=0.005)}})
+    assert (await answered(kit(*seen, pools=pools), 20))["alpha"] >= 18
+    assert (await answered(kit(*seen, pools=pools), 20, who=replace(KEY, worth={"usd": 10.0})))["beta"] >= 18
+
+
+def test_a_worth_of_an_unknown_pool_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="`worth` names `nix`, which is not under pools"):
+        PoolFile.model_validate(pool_file().model_dump() | {"worth": {"nix": {"usd": 1}}})
 
 
 async def test_requests_not_for_training_are_drawn_and_never_explore() -> None:

@@ -231,12 +231,20 @@ class WorkerSpec(FrozenModel):
         return url.rstrip("/")
 
 
+class RightAnswer(FrozenModel):
+    """What a right answer is worth, as far as anybody says."""
+
+    usd: float | None = Field(None, gt=0, le=1e9)
+    seconds: float | None = Field(None, gt=0, le=1e9)
+
+
 class PoolFile(FrozenModel):
     """The content of `pool.yaml`. A pool is a list of worker names. `default` is the pool of a key that names none."""
 
     workers: tuple[WorkerSpec, ...] = Field(min_length=1, max_length=WORKERS_MAX)
     pools: dict[str, tuple[str, ...]]
     default: str = "default"
+    worth: dict[str, RightAnswer] = Field(default_factory=dict)  # of a right answer, by pool
     share_experience: tuple[str, ...] = ()  # pools in which evidence of other organisations counts, within a bound
 
     @model_validator(mode="after")
@@ -266,6 +274,9 @@ class PoolFile(FrozenModel):
         for pool in self.share_experience:
             if pool not in self.pools:
                 raise ValueError(f"`share_experience` names `{pool}`, which is not under pools")
+        for pool in self.worth:
+            if pool not in self.pools:
+                raise ValueError(f"`worth` names `{pool}`, which is not under pools")
 
     def worker(self, name: str) -> WorkerSpec:
         """The worker called `name`. Raises KeyError."""

@@ -73,10 +73,10 @@ class Policies:
     traced: bool = False  # whether requests have a `traceparent`
     worth: Mapping[str, Any] = field(default_factory=dict)  # of a right answer, where no key says: usd, seconds
 
-    def stakes(self, principal: Principal, record: RolloutRecord) -> Stakes:
+    def stakes(self, principal: Principal, choice: Choice, record: RolloutRecord) -> Stakes:
         """What the bandit decides a request by."""
         share = self.shares.explore if record.train else 0.0
-        return Stakes(share, (("key", principal.worth), ("settings", self.worth)))
+        return Stakes(share, (("key", principal.worth), ("pool", choice.worth), ("settings", self.worth)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +348,7 @@ class Admission:
             caps=caps,
             rounds=min(caps.rounds, rounds),
             explore=explore,
-            stakes=self._policies.stakes(context.principal, record),
+            stakes=self._policies.stakes(context.principal, choice, record),
             quality=context.quality,
             version=version,
             sticky=context.sticky,

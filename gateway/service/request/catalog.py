@@ -75,6 +75,7 @@ class Choice:
     pool_hash: str = ""  # of `pool_workers`; empty: of `workers`
     drawn: Mapping[str, float] = field(default_factory=dict)  # of the candidates, those at random: the probability
     reserve: tuple[WorkerSpec, ...] = ()  # in quarantine: asked only where every other worker failed
+    worth: Mapping[str, float] | None = None  # of a right answer, as the pool file says: usd, seconds
     standing: str = ""  # how far the next rung is, for a header
     summarizers: tuple[WorkerSpec, ...] = ()  # who may sum up what a prompt has no room for, the cheapest first
 
@@ -193,7 +194,9 @@ class Catalog:
         self, model: str, planner: Planner | AutoPlanner, fallback: Planner | None, pool: str, offer: _Offer
     ) -> Choice:
         """The choice of a request that `planner` plans, over the workers that may answer it."""
-        choice = Choice(model, planner, fallback, pool, offer.planned, revision=self._revision)
+        said = self._pools.worth.get(pool)
+        worth = None if said is None else said.model_dump(exclude_none=True)
+        choice = Choice(model, planner, fallback, pool, offer.planned, revision=self._revision, worth=worth)
         return replace(choice, pool_workers=offer.rest, pool_hash=offer.hash)
 
     def _checked(self, model: str, pool_name: str, offer: _Offer) -> Choice:

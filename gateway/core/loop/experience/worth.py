@@ -1,8 +1,8 @@
 """Worth: what a right answer is worth in dollars and in seconds, and so what a call's price takes off it. Pure.
 
-It is a preference of the request, its key or the settings. Where none of them says, a right answer is worth what
-`CALLS_WORTH` calls of the pool's dearest model cost on tasks like this one: then dollars decide between workers that
-are about equally right, and never between one that is right and one that is not.
+It is a preference of the request, its key, its pool or the settings. Where none of them says, a right answer is worth
+what `CALLS_WORTH` calls of the pool's dearest model cost on tasks like this one: then dollars decide between workers
+that are about equally right, and never between one that is right and one that is not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FREE_USD = 1e-9  # of a pool whose models cost nothing
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What a right answer is worth. `by`: who says so: request, key, settings or prices."""
+    """What a right answer is worth. `by`: who says so: request, key, pool, settings or prices."""
 
     usd: float
     seconds: float = SECONDS_WORTH
