@@ -321,5 +321,6 @@ def test_status_is_one_screen_or_json(gateway: Gateway) -> None:
         return done.stdout
 
     wait_until(lambda: re.search(r"^[1-9]\d* requests, \d+ failed", status(), re.MULTILINE))
-    assert status().startswith("ready: money, disk")
+    assert status().startswith("`baton`: ")  # who plans
+    assert "\nready: money, disk" in status()
     assert json.loads(status("--json"))["ready"]["status"] == "ready"

@@ -29,7 +29,7 @@ INPUT_NANO, OUTPUT_NANO = 1_000, 2_000  # price of a token at every worker but `
 FLAT_NANO = 1_000_000  # price of a call at `flat`
 POOL = """
 workers:
-  - {{name: alpha, handle: atlas, kind: openai, model: m, url: "{url}", api_key: "env:UPSTREAM_KEY",
+  - {{name: alpha, handle: atlas, kind: openai, model: m, answers: true, url: "{url}", api_key: "env:UPSTREAM_KEY",
      output_tokens_max: 16, timeout_s: {timeout_s}, price: {{input_usd_per_mtok: 1, output_usd_per_mtok: 2}}}}
   - {{name: beta, handle: birch, kind: openai, model: m, url: "{url}", output_tokens_max: 16, timeout_s: {timeout_s},
      price: {{input_usd_per_mtok: 1, output_usd_per_mtok: 2}}}}

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 POOL = """
 workers:
   - {{name: alpha, handle: atlas, kind: openai, model: m, url: "{url}", output_tokens_max: 1024, context_tokens: 100000,
-     tokenizer: o200k_base, price: {{input_usd_per_mtok: 1, output_usd_per_mtok: 2}}}}
+     answers: true, tokenizer: o200k_base, price: {{input_usd_per_mtok: 1, output_usd_per_mtok: 2}}}}
   - {{name: narrow, handle: nook, kind: openai, model: narrow, url: "{url}", output_tokens_max: 64, cannot: [stream],
      context_tokens: 1400, tokenizer: o200k_base, price: {{input_usd_per_mtok: 1, output_usd_per_mtok: 2}}}}
   - {{name: sum, handle: sage, kind: openai, model: sum, url: "{url}", output_tokens_max: 256, cannot: [stream],

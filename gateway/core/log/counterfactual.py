@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.core.log.rollout import plan_probability
+
 CHANCE_MIN = 0.02  # requests in which a worker was less likely say nothing of it
 UNCOVERED_MAX = 0.1  # the share of such requests
 TRIED_MIN = 10  # requests that went to the worker alone
@@ -57,21 +59,6 @@ class PlannedRound:
     plain: bool  # each step has the conversation, and no contract
     probability: float | None
     chances: Mapping[str, float] | None = None
-
-
-def plan_probability(logprobs: Sequence[float | None], mask: Sequence[bool]) -> float | None:
-    """The probability of a sampled plan: over its decision tokens, under the grammar's mask. None where the log has no
-    log-prob for each of them, or a plan that could not be sampled."""
-    if not logprobs or len(logprobs) != len(mask):
-        return None
-    total = 0.0
-    for logprob, decides in zip(logprobs, mask, strict=True):
-        if not decides:
-            continue
-        if logprob is None or not math.isfinite(logprob) or logprob > 0:
-            return None
-        total += logprob
-    return math.exp(total)
 
 
 def drawn_probability(planned: Mapping[str, Any]) -> float | None:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core.log.counterfactual import JudgedPlan, drawn_probability, had_it_gone_to, plan_probability
+from gateway.core.log.counterfactual import JudgedPlan, drawn_probability, had_it_gone_to
+from gateway.core.log.rollout import plan_probability
 from gateway.core.log.sentence import cut_short, deciding_round, sentence
 
 FREE_BELOW = -1e-6  # the log-prob under which a token was a choice: what the grammar forces has 0

@@ -94,7 +94,15 @@ ROUND_TEXT = ("messages", "plan_text", "plan", "shown", "refusal")
 STEP_TEXT = ("task", "messages", "reply", "tool_calls", "error", "attempts")  # a verdict may quote a reply
 NAMES_OF_THE_CLIENT = ("end_user", "task_type")  # kept in every mode, so they may not be an address
 TOKEN_FIELDS = ("prompt_token_ids", "plan_token_ids", "plan_logprobs", "decision_mask")
-NOBODYS_TEXT = (*TOKEN_FIELDS, "pool", "caps", "allowed", "memory", "decision")  # numbers, and the names of workers
+NOBODYS_TEXT = (
+    *TOKEN_FIELDS,
+    "pool",
+    "caps",
+    "allowed",
+    "memory",
+    "decision",
+    "failures",
+)  # numbers, and the names of workers
 # All fields but numbers, hashes, times, Baton's own ids and words, and NOBODYS_TEXT: nothing else can hold a secret.
 FROM_OUTSIDE = (
     *("org", "policy_requested", "pool_name", "request", "end_user", "task_type", "task_embedder", "policy_used"),

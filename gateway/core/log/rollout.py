@@ -6,7 +6,8 @@ Times are microseconds since the epoch (`_us`), durations milliseconds (`_ms`), 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
@@ -193,3 +194,18 @@ _FIELDS = {  # of each kind of record: the names of its fields, and what reads a
     for kind in (RolloutRecord, RoundRecord, StepRecord, AttemptRecord)
     for names in [tuple(one.name for one in fields(kind))]
 }
+
+
+def plan_probability(logprobs: Sequence[float | None], mask: Sequence[bool]) -> float | None:
+    """The probability of a sampled plan: over its decision tokens, under the grammar's mask. None where the log has no
+    log-prob for each of them, or a plan that could not be sampled."""
+    if not logprobs or len(logprobs) != len(mask):
+        return None
+    total = 0.0
+    for logprob, decides in zip(logprobs, mask, strict=True):
+        if not decides:
+            continue
+        if logprob is None or not math.isfinite(logprob) or logprob > 0:
+            return None
+        total += logprob
+    return math.exp(total)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.log.counterfactual import plan_probability
+from gateway.core.log.rollout import plan_probability
 
 Tree = Mapping[str, Any]
 NAMES_MAX = 6

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.core.access.audit import Act, Anchor, Link
-from gateway.core.log.counterfactual import JudgedPlan
+
+if TYPE_CHECKING:
+    from gateway.core.log.counterfactual import JudgedPlan  # it loads numpy, which the CLI's help does not need
 
 # ---------------------------------------------------------------- keys, organisations, credits
 

@@ -20,8 +20,8 @@ from gateway.core.log.counterfactual import (
     JudgedPlan,
     drawn_probability,
     had_it_gone_to,
-    plan_probability,
 )
+from gateway.core.log.rollout import plan_probability
 from gateway.core.loop.experience.meaning import TABLE_FILE, by_meaning
 from gateway.files import shipped
 
