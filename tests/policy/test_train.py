@@ -312,7 +312,7 @@ def test_a_missed_contract_makes_its_plan_less_likely(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="same reward"):
         LoggedSource(of_dataset(log, known, plain), "toy@2")
     found = of_dataset(log, known, replace(plain, missed_penalty=0.05)).rows
-    settings = Settings(steps=2, minibatches=2, advantage="batch", lr=3e-4, warmup_share=0.0)
+    settings = Settings(steps=4, minibatches=2, advantage="batch", lr=3e-4, warmup_share=0.0)
     advantages = advantages_of(found, settings).values.tolist()
     assert {(value < 0, row.episode in missed) for value, row in zip(advantages, found, strict=True)} == {
         (True, True),
