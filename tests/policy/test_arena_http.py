@@ -21,11 +21,12 @@ from openai import AsyncOpenAI
 from gateway.core.loop.compose import SeenStep, step_messages
 from gateway.core.pool.workers import PoolFile
 from policy.simulators.arena.__main__ import main, with_failures
-from policy.simulators.arena.families.tasks import INSTRUCTIONS, grade, make_family_task, make_task
+from policy.simulators.arena.families.tasks import INSTRUCTIONS, grade, make_task
 from policy.simulators.arena.server import ArenaSpeaker, pieces, salt_of
 from policy.simulators.arena.workers import HELD_OUT, STANDARD, Pool, pool_yaml
 from policy.simulators.arena.world import count_tokens, read_prompt, run_step
 from policy.simulators.server import CHOICES_MAX, WorkerServer, cut, serve
+from tests.policy.family_tasks import make_family_task
 from tests.waiting import BOUND_S, until
 
 SPEED = 100.0

@@ -8,7 +8,7 @@ import pytest
 
 from bench.simulated.arena import chain, main, measure, mutate, systematic, table, vote
 from gateway.core.loop.plan import PlanLimits, validate
-from policy.simulators.arena.families.tasks import INSTRUCTIONS, Split, Task, make_family_task, make_task
+from policy.simulators.arena.families.tasks import INSTRUCTIONS, Split, Task, make_task
 from policy.simulators.arena.oracle import STEPS_MAX, majority_success, oracle_plan
 from policy.simulators.arena.workers import (
     HELD_OUT,
@@ -21,6 +21,7 @@ from policy.simulators.arena.workers import (
     with_builtins,
 )
 from policy.simulators.arena.world import solve_rate
+from tests.policy.family_tasks import make_family_task
 
 STANDARD_POOL = with_builtins(STANDARD)
 

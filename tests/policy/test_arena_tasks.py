@@ -14,11 +14,11 @@ from policy.simulators.arena.families.tasks import (
     Split,
     focus,
     grade,
-    make_family_task,
     make_task,
     ordinal,
     understand,
 )
+from tests.policy.family_tasks import make_family_task
 
 SPLITS: tuple[Split, ...] = ("train", "held_out")
 MANY = 400

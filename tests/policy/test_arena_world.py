@@ -9,7 +9,7 @@ import pytest
 
 from policy.simulators import HANDLES
 from policy.simulators.arena.families.family import SKILLS
-from policy.simulators.arena.families.tasks import INSTRUCTIONS, Task, grade, make_family_task, make_task
+from policy.simulators.arena.families.tasks import INSTRUCTIONS, Task, grade, make_task
 from policy.simulators.arena.workers import (
     HELD_OUT,
     PRICE_TIERS_USD_PER_MTOK,
@@ -21,6 +21,7 @@ from policy.simulators.arena.workers import (
     with_builtins,
 )
 from policy.simulators.arena.world import chance, count_tokens, run_plan, run_step, solve_rate, wrong
+from tests.policy.family_tasks import make_family_task
 
 Plan = dict[str, Any]
 

@@ -91,12 +91,6 @@ def make_task(seed: int, split: Split = "train") -> Task:
     return _make_plain(rng, rng.choice([f for f in FAMILIES if f.shape == shape]), split, task_id)
 
 
-def make_family_task(name: str, seed: int, split: Split = "train") -> Task:
-    """A task of one family by name. Raises KeyError on an unknown family."""
-    rng = Random(f"arena {name} {split} {seed}")
-    return _make_plain(rng, {family.name: family for family in FAMILIES}[name], split, f"arena-{name}-{split}-{seed}")
-
-
 def _make_plain(rng: Random, family: Family, split: Split, task_id: str) -> Task:
     values = family.draw(rng)
     phrasing = rng.choice(family.train if split == "train" else family.held_out)
