@@ -12,6 +12,7 @@ import pytest
 from gateway.core.access.keys import Principal
 from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.pool.workers import PoolFile, Price, RightAnswer
+from gateway.errors import ConductorError
 from gateway.service.loop.routers import LATENCY_GUESS_S, RulePlanner, arms_of
 from gateway.service.loop.state import Warm
 from gateway.service.request.catalog import Shares
@@ -102,3 +103,15 @@ async def test_requests_not_for_training_are_drawn_and_never_explore() -> None:
     kept = await made.serve(ask(model="baton/rule", metadata={"train": "false"}))
     assert decided(explored)["explored"] is True
     assert decided(kept)["explored"] is False
+
+
+async def test_a_rule_that_stands_in_for_an_exploring_planner_is_certain_of_its_choice() -> None:
+    """Whether the request explores was drawn for the conductor, so the marginal over its own share would be false."""
+    made = Kit((ConductorError("down", "x"),))
+    rule = RulePlanner()
+    made.catalog._planners["baton/conductor"] = (made.catalog._planners["baton/conductor"][0], rule)
+    made.knows(past("alpha", 60, 1.0), past("beta", 60, 0.5))
+    made.completer._admission._policies = replace(made.completer._admission._policies, shares=Shares(1.0))
+    running = await made.serve(ask(model="baton/conductor"))
+    decision = next(each.decision for each in running.record.rounds if each.decision)
+    assert (decision["explored"], decision["propensity"]) == (True, 1.0)

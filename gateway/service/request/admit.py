@@ -73,9 +73,8 @@ class Policies:
     traced: bool = False  # whether requests have a `traceparent`
     worth: Mapping[str, Any] = field(default_factory=dict)  # of a right answer, where no key says: usd, seconds
 
-    def stakes(self, principal: Principal, choice: Choice, record: RolloutRecord) -> Stakes:
-        """What the bandit decides a request by."""
-        share = self.shares.explore if record.train else 0.0
+    def stakes(self, principal: Principal, choice: Choice, share: float) -> Stakes:
+        """What the bandit decides a request by, of which this share explores."""
         return Stakes(share, (("key", principal.worth), ("pool", choice.worth), ("settings", self.worth)))
 
 
@@ -336,6 +335,8 @@ class Admission:
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
         rounds = ROUNDS_OF.get(type(planner)) or context.rounds or max(self._rounds(choice, context), trained)
+        # Where the rule only stands in, who explores was drawn for another planner: then its choice is certain.
+        share = self._policies.shares.explore * record.train if isinstance(planner, RulePlanner) else float(explore)
         return Loop(
             record=record,
             tree=tree,
@@ -348,7 +349,7 @@ class Admission:
             caps=caps,
             rounds=min(caps.rounds, rounds),
             explore=explore,
-            stakes=self._policies.stakes(context.principal, choice, record),
+            stakes=self._policies.stakes(context.principal, choice, share),
             quality=context.quality,
             version=version,
             sticky=context.sticky,
