@@ -31,7 +31,7 @@ POLICY_ADAPTERS: dict[str, tuple[str, ...]] = {
     "policy.dataset": tuple(f"gateway.adapters.postgres.{name}" for name in ("database", "tables", "admin_tables")),
     "policy.environments": ("gateway.service.loop",),  # docs/adr/0011
     "policy.evaluate.endpoint": (  # a planner behind a URL is asked with the client that serves; its key is a reference
-        "gateway.adapters.upstream.conductor",
+        "gateway.adapters.upstream.conductor.client",
         "gateway.adapters.host.poolfile",
         "gateway.config.settings",
     ),
@@ -41,7 +41,7 @@ POLICY_ADAPTERS: dict[str, tuple[str, ...]] = {
         "gateway.config.settings",
     ),
     "policy.engines.endpoint": (
-        "gateway.adapters.upstream.conductor",
+        "gateway.adapters.upstream.conductor.client",
         "gateway.adapters.upstream.client",
         "gateway.adapters.engines.http",  # a version is judged on a server as the gateway loads one there
         "gateway.adapters.engines.vllm",

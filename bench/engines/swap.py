@@ -32,7 +32,7 @@ from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.reload import ReloadConductor, VllmReload
 from gateway.adapters.engines.vllm import VllmLora
 from gateway.adapters.upstream.client import Breaker
-from gateway.adapters.upstream.conductor import HttpConductor
+from gateway.adapters.upstream.conductor.client import HttpConductor
 from gateway.errors import BatonError, VersionRefused
 from gateway.files import write_atomic
 from gateway.service.ports.policies import PolicyEngine

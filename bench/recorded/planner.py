@@ -29,7 +29,7 @@ from typing import Any, get_args
 
 from tokenizers import Tokenizer
 
-from gateway.adapters.upstream.conductor import Structured
+from gateway.adapters.upstream.conductor.client import Structured
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.prompt import Profile
 from gateway.core.loop.replies.errors import wilson

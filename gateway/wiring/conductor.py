@@ -22,8 +22,8 @@ from gateway.adapters.postgres.policies.registry import Registry
 from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.reports.readiness import PostgresReadiness
 from gateway.adapters.upstream.client import Breaker
-from gateway.adapters.upstream.conductor import HttpConductor
-from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
+from gateway.adapters.upstream.conductor.client import HttpConductor
+from gateway.adapters.upstream.conductor.worker import Structured, WorkerConductor
 from gateway.config.settings import Settings
 from gateway.core.loop.prompt import Profile, prompt_hash
 from gateway.core.money.amounts import usd_to_nano

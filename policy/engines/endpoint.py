@@ -28,7 +28,7 @@ from gateway.adapters.engines.http import EngineApi, EngineReply
 from gateway.adapters.engines.sealed import read_document
 from gateway.adapters.engines.vllm import VllmLora
 from gateway.adapters.upstream.client import Breaker
-from gateway.adapters.upstream.conductor import HttpConductor, Structured
+from gateway.adapters.upstream.conductor.client import HttpConductor, Structured
 from gateway.core.policies.manifest import MANIFEST_FILE, manifest_of
 from gateway.errors import BatonError, ConductorError, EngineDown, VersionRefused
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd

@@ -18,7 +18,7 @@ from typing import Any
 
 from gateway.core.money.amounts import Usage, nano_to_usd
 from gateway.core.openai.reply import chunks_of
-from gateway.core.openai.usage import usage_body
+from gateway.core.openai.vendors.usage import usage_body
 from gateway.errors import ConfigError, UpstreamError, UpstreamRefused
 from gateway.service.ports.request import REFUSED_STATUSES, WorkerCall, WorkerReply
 from policy.environments.simulated import vote

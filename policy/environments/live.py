@@ -27,7 +27,7 @@ from gateway.core.money.amounts import (
     worst_case_nano,
 )
 from gateway.core.openai.reply import chunks_of, reply_text
-from gateway.core.openai.usage import billed_usage, read_usage, usage_body
+from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.workers import VOTE_URL, Price
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import REFUSED_STATUSES, WorkerCall, WorkerReply, Workers

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.core.loop.replies.agreement import majority
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.reply import chunks_of
-from gateway.core.openai.usage import read_usage, usage_body
+from gateway.core.openai.vendors.usage import read_usage, usage_body
 from gateway.core.pool.workers import VOTE_URL
 from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamRefused
 from gateway.service.ports.request import REFUSED_STATUSES, WorkerCall, WorkerReply

@@ -18,7 +18,7 @@ import yaml
 from pydantic import ValidationError
 
 from gateway.adapters.host.poolfile import resolve_secret
-from gateway.adapters.upstream.conductor import HttpConductor, Structured
+from gateway.adapters.upstream.conductor.client import HttpConductor, Structured
 from gateway.config.settings import environment
 from gateway.core.loop.prompt import Profile
 from gateway.core.policies.manifest import check_prompt, manifest_of

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from gateway.core.loop.compose import SEEN_HEAD
 from gateway.core.money.amounts import Usage, nano_to_usd
-from gateway.core.openai.usage import usage_body
+from gateway.core.openai.vendors.usage import usage_body
 from gateway.core.pool.workers import VOTE_URL, PoolFile
 from policy.simulators import HANDLES
 from policy.simulators.recordings import (

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.reply import DONE, sse
-from gateway.core.openai.usage import usage_body
+from gateway.core.openai.vendors.usage import usage_body
 from gateway.files import write_atomic
 
 BODY_BYTES_MAX = 4 * 2**20

@@ -18,7 +18,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway.adapters.upstream.client import Breaker
-from gateway.adapters.upstream.conductor import HttpConductor
+from gateway.adapters.upstream.conductor.client import HttpConductor
 from gateway.service.ports.request import Conductor, ConductorCall, Sampling
 from tests.fakes.conductor import ScriptedConductor
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.engines.policies import manifest_of, reseal, write_adapter, write_full
-from gateway.adapters.upstream.conductor import HttpConductor
+from gateway.adapters.upstream.conductor.client import HttpConductor
 from gateway.core.policies.manifest import WEIGHTS_FILE
 from gateway.service.ports.policies import PolicyEngine
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd

@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from gateway.adapters.upstream.conductor import HttpConductor
+from gateway.adapters.upstream.conductor.client import HttpConductor
 from gateway.errors import ConductorError
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 from tests.contract.conductors import (

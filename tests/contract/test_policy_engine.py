@@ -16,7 +16,7 @@ from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.vllm import VllmLora
 from gateway.adapters.upstream.client import Breaker
-from gateway.adapters.upstream.conductor import HttpConductor
+from gateway.adapters.upstream.conductor.client import HttpConductor
 from gateway.errors import ConductorError, EngineDown, NotFound, VersionRefused
 from gateway.service.ports.request import ConductorChunk, ConductorEnd
 from policy.recipes.engines import EngineProcess

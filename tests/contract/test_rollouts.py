@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.adapters.engines.http import EngineApi
-from gateway.adapters.upstream.conductor import HttpConductor
+from gateway.adapters.upstream.conductor.client import HttpConductor
 from gateway.errors import ConfigError, EngineDown, VersionRefused
 from policy.engines import endpoint
 from policy.serve.lora import read_pairs

@@ -14,7 +14,7 @@ from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.vllm import VllmLora
 from gateway.adapters.postgres.policies.policy_files import take_in
 from gateway.adapters.upstream.client import Breaker
-from gateway.adapters.upstream.conductor import HttpConductor
+from gateway.adapters.upstream.conductor.client import HttpConductor
 from gateway.errors import BatonError
 from policy.engines.choice import EngineChoice
 from policy.engines.directory import read_conductors

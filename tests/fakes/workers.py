@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.texts import inputs_of
-from gateway.core.openai.usage import usage_body
+from gateway.core.openai.vendors.usage import usage_body
 from gateway.errors import UpstreamProtocol
 from gateway.service.ports.request import WorkerCall, WorkerReply
 

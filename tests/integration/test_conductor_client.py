@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.adapters.upstream.client import Breaker
-from gateway.adapters.upstream.conductor import HttpConductor
+from gateway.adapters.upstream.conductor.client import HttpConductor
 from gateway.adapters.upstream.pooled import pooled_workers
 from gateway.core.openai.structured import strict_schema
 from gateway.core.pool.workers import PoolFile

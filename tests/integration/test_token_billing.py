@@ -12,7 +12,7 @@ import pytest
 from gateway.adapters.upstream.http import HttpWorkers
 from gateway.adapters.upstream.tokens import Tokenizers, check
 from gateway.core.money.amounts import TOKENS_PER_REQUEST
-from gateway.core.openai.usage import TOKENS_PER_CHOICE, TOKENS_PER_TURN
+from gateway.core.openai.vendors.usage import TOKENS_PER_CHOICE, TOKENS_PER_TURN
 from gateway.core.pool.workers import PoolFile
 from gateway.service.ports.request import WorkerCall
 from tests.integration.test_worker_failures import EVENTS, chunk, completion, replies, sends, status

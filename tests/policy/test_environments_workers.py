@@ -11,7 +11,7 @@ import pytest
 
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.reply import ReplyBuilder, reply_text
-from gateway.core.openai.usage import read_usage
+from gateway.core.openai.vendors.usage import read_usage
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import BatonError, PlanRefused, UpstreamError, UpstreamRateLimited, UpstreamRefused
 from gateway.service.ports.request import WorkerCall

@@ -11,7 +11,7 @@ import pytest
 from gateway.core.loop.caps import Caps
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.openai.chat import FIELDS
-from gateway.core.openai.usage import usage_body
+from gateway.core.openai.vendors.usage import usage_body
 from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import BadRequest, UpstreamError
 from gateway.service.ports.request import WorkerCall, WorkerReply

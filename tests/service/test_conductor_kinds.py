@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.upstream.conductor import HttpConductor
-from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
+from gateway.adapters.upstream.conductor.client import HttpConductor
+from gateway.adapters.upstream.conductor.worker import Structured, WorkerConductor
 from gateway.config import settings as config
 from gateway.core.money.amounts import Usage
 from gateway.core.policies.earning import Bar, Rewards

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.core.money.amounts import TOKENS_PER_REQUEST, Usage
-from gateway.core.openai.usage import TOKENS_PER_CHOICE, TOKENS_PER_TURN
+from gateway.core.openai.vendors.usage import TOKENS_PER_CHOICE, TOKENS_PER_TURN
 from gateway.errors import UpstreamError, UpstreamProtocol
 from tests.fakes.tokens import WordCounter
 from tests.fakes.workers import Says

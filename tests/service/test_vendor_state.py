@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.money.amounts import Usage
-from gateway.core.openai.usage import usage_body
+from gateway.core.openai.vendors.usage import usage_body
 from gateway.core.pool.workers import PoolFile
 from gateway.service.ports.request import WorkerCall, WorkerReply
 from tests.kit import Kit, ask, model_worker, plan

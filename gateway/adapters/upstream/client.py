@@ -31,7 +31,7 @@ from gateway.core.openai.body import parse_json
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import check_task, is_raw, task_tokens, units_of
-from gateway.core.openai.usage import read_usage, usage_body
+from gateway.core.openai.vendors.usage import read_usage, usage_body
 from gateway.errors import (
     ConductorError,
     UpstreamError,

@@ -23,7 +23,7 @@ from gateway.core.openai.reply import TextChunk, chunks_of, read_text
 from gateway.core.openai.responses.outbound import Chunks, to_completion, to_request
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.texts import as_chat, check_embeddings, chunk_as_chat
-from gateway.core.openai.usage import BYTES_PER_TOKEN, billed_usage, read_usage, text_bytes, usage_body
+from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, billed_usage, read_usage, text_bytes, usage_body
 from gateway.core.pool.models import model_of
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerReply

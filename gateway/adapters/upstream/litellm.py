@@ -30,7 +30,7 @@ from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import is_raw
 from gateway.core.openai.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
-from gateway.core.openai.usage import billed_usage, read_usage, usage_body
+from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.models import vendor_params
 from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall, WorkerReply

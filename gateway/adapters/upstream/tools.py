@@ -27,7 +27,7 @@ from gateway.core.loop.compose import plain_message, task_text
 from gateway.core.loop.replies.judging import RUBRIC, judge_messages, judgement, trial_judgement
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.reply import reply_text
-from gateway.core.openai.usage import read_usage
+from gateway.core.openai.vendors.usage import read_usage
 from gateway.core.pool.workers import JUDGE_URL, PYTHON_URL, VOTE_URL
 from gateway.errors import UpstreamProtocol, UpstreamRefused
 from gateway.service.ports.pools import NO_SERVERS, ToolServers

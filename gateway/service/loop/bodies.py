@@ -28,8 +28,8 @@ from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import most_units
 from gateway.core.openai.texts import TOKENS_DEFAULT
-from gateway.core.openai.usage import BYTES_PER_TOKEN, TOKENS_PER_TURN, declared_text, request_text
 from gateway.core.openai.vendor import for_worker
+from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, TOKENS_PER_TURN, declared_text, request_text
 from gateway.core.pool.models import adapt, model_of, takes_media_in_results, vendor_params
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import CapReached, Unpriced, UpstreamRefused, context_exceeded

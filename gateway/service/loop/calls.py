@@ -24,10 +24,10 @@ from gateway.core.log.spans import call_traceparent
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.money.details import sum_details
 from gateway.core.openai.chat import choices_in
-from gateway.core.openai.mend import Mender
 from gateway.core.openai.options import custom_names
 from gateway.core.openai.reply import ReplyBuilder, TextChunk, text_piece
-from gateway.core.openai.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
+from gateway.core.openai.vendors.mend import Mender
+from gateway.core.openai.vendors.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
 from gateway.core.pool.identity import identity_in
 from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import WorkerSpec

@@ -32,7 +32,7 @@ from gateway.core.loop.prompt import (
 from gateway.core.loop.reader import PlanReader
 from gateway.core.loop.shown import PromptInput, ShownWarm
 from gateway.core.money.amounts import Usage, cost_nano, input_tokens_bound, worst_case_nano
-from gateway.core.openai.usage import BYTES_PER_TOKEN
+from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec
 from gateway.errors import ConductorError
 from gateway.service.loop.bodies import price_of

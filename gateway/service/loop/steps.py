@@ -23,8 +23,8 @@ from gateway.core.loop.compose import (
 from gateway.core.loop.summary import summary_message
 from gateway.core.openai.parts import MEDIA_TYPES, parts_of_kinds, without_media
 from gateway.core.openai.reply import TextChunk, chunks_of, merge, reply_text, with_one_call
-from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.openai.vendor import without_state
+from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.workers import MODEL_KINDS, TOOL_KINDS
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, MoneyUnavailable, SpoolFull, UpstreamInvalid
 from gateway.service.loop.bodies import (

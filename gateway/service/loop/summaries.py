@@ -21,7 +21,7 @@ from gateway.core.log.rollout import AttemptRecord
 from gateway.core.loop.caps import Draw
 from gateway.core.loop.summary import summary_of, summary_request
 from gateway.core.money.amounts import cost_nano, input_tokens_bound, worst_case_nano
-from gateway.core.openai.usage import BYTES_PER_TOKEN
+from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import CapReached, DeadlineExceeded, UpstreamError, UpstreamTimeout
 from gateway.service.loop.bodies import CUTS_OF_CONTEXT, PromptSize, output_bound, price_of, prompt_size, step_body

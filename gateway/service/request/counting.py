@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gateway.core.access.keys import Principal
 from gateway.core.money.amounts import input_tokens_bound
 from gateway.core.openai.chat import ChatRequest
-from gateway.core.openai.usage import BYTES_PER_TOKEN, Text, request_text
+from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, Text, request_text
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.service.ports.request import TokenCounter
 from gateway.service.request.catalog import Catalog

@@ -15,7 +15,7 @@ from gateway.core.money.amounts import worst_case_nano
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import MediaPart, media_parts, remote_parts
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
-from gateway.core.openai.usage import BYTES_PER_TOKEN
+from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BadRequest, CapReached, context_exceeded

@@ -34,7 +34,7 @@ from gateway.core.loop.turns.replanning import (
     has_tool_error,
 )
 from gateway.core.money.amounts import input_tokens_bound
-from gateway.core.openai.usage import BYTES_PER_TOKEN
+from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError, DeadlineExceeded, UpstreamError
 from gateway.service.loop.bodies import price_of

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.upstream.plans import stream
-from gateway.adapters.upstream.plans.stream import PlanChunk, PlanStream, read_chunk
+from gateway.adapters.upstream.conductor import stream
+from gateway.adapters.upstream.conductor.stream import PlanChunk, PlanStream, read_chunk
 from gateway.adapters.upstream.sse import SseEvent, SseParser
 from gateway.errors import ConductorError
 from gateway.service.ports.request import ConductorChunk

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from gateway.core.money.amounts import TOKENS_PER_MEDIA_PART, TOKENS_PER_REQUEST, input_tokens_bound
-from gateway.core.openai.usage import (
+from gateway.core.openai.vendors.usage import (
     TOKENS_PER_CHOICE,
     TOKENS_PER_TOOL_CALL,
     TOKENS_PER_TURN,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.money.amounts import Usage
-from gateway.core.openai.usage import billed_usage, read_usage, text_bytes, usage_body
+from gateway.core.openai.vendors.usage import billed_usage, read_usage, text_bytes, usage_body
 
 REQUEST: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 10}
 COUNTS = st.integers(0, 10**12)

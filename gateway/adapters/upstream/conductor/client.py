@@ -21,9 +21,7 @@ import aiohttp
 import httpx
 
 from gateway.adapters.upstream.client import JSON, Breaker, Items, PooledClient, endpoint_url, guarded, http_client
-from gateway.adapters.upstream.http1.connection import HungUp
-from gateway.adapters.upstream.http1.pool import Http1Reply
-from gateway.adapters.upstream.plans.stream import (
+from gateway.adapters.upstream.conductor.stream import (
     MESSAGE_CHARS_MAX,
     PlanChunk,
     PlanStream,
@@ -31,6 +29,8 @@ from gateway.adapters.upstream.plans.stream import (
     json_objects,
     read_chunk,
 )
+from gateway.adapters.upstream.http1.connection import HungUp
+from gateway.adapters.upstream.http1.pool import Http1Reply
 from gateway.adapters.upstream.replies import HttpxReply, transport_error
 from gateway.adapters.upstream.sse import DONE, SseError, SseEvent, SseParser
 from gateway.core.loop.plan import portable_schema

@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.body import parse_json
-from gateway.core.openai.usage import billed_usage, read_usage
+from gateway.core.openai.vendors.usage import billed_usage, read_usage
 from gateway.errors import ConductorError
 from gateway.service.ports.request import ConductorChunk, ConductorEnd
 
