@@ -30,7 +30,7 @@ from gateway.core.money.amounts import Usage
 from gateway.core.openai.body import parse_json
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.tasks.fields import Sound
-from gateway.core.openai.tasks.replies import check_task, is_raw, task_tokens, units_of
+from gateway.core.openai.tasks.replies import check_task, is_raw, units_of
 from gateway.core.openai.vendors.usage import read_usage, usage_body
 from gateway.errors import (
     ConductorError,
@@ -334,7 +334,7 @@ def task_reply(call: WorkerCall, body: dict[str, Any], kind: str = "") -> Worker
     """The reply to a request that is no conversation, with the units and the tokens that will be billed. Raises
     UpstreamProtocol."""
     reply = check_task(call.endpoint, body)
-    reported = read_usage(reply) or task_tokens(reply)
+    reported = read_usage(reply) or Usage()
     units = units_of(call.endpoint, call.body, reply)
     usage = Usage(reported.prompt_tokens, reported.completion_tokens, details={**reported.details, **units})
     return WorkerReply(reply, usage, {"content-type": kind})

@@ -32,7 +32,8 @@ class Usage:
     """The tokens of one call. `estimated`: the worker did not report these counts. `unreported`: it reported none at
     all, and a byte count replaces the tokenizer's count. `bill_nano`: what the worker says the call cost; it is charged
     only where the pool file says that the worker bills. `details`: the parts that the worker reported, by the names of
-    `core/money/details.py`."""
+    `core/money/details.py`. `hidden`: tokens of the completion that only the report's total shows. `clipped`: the
+    report was a multiple of what was asked for, and was cut."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -40,6 +41,8 @@ class Usage:
     unreported: bool = field(default=False, compare=False)
     bill_nano: int | None = field(default=None, compare=False)
     details: Mapping[str, int] = field(default_factory=dict, compare=False)
+    hidden: int = field(default=0, compare=False)
+    clipped: bool = field(default=False, compare=False)
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(

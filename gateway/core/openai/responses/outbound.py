@@ -154,7 +154,7 @@ def to_completion(response: Mapping[str, Any]) -> dict[str, Any]:
         "created": response.get("created_at"),
         "model": response.get("model"),
         "choices": [choice | ({"logprobs": {"content": logprobs, "refusal": None}} if logprobs else {})],
-        "usage": _usage(response.get("usage")),
+        "usage": response.get("usage"),
         **_tier(response),
     }
 
@@ -268,7 +268,7 @@ class Chunks:
         if kind in ("response.failed", "response.cancelled"):
             return {"error": _error({"status": "failed", **response})}
         end = {"index": 0, "delta": {}, "finish_reason": self.finish_reason(response)}
-        return {"choices": [end], "usage": _usage(response.get("usage")), **_tier(response)}
+        return {"choices": [end], "usage": response.get("usage"), **_tier(response)}
 
 
 _TEXTS = {
@@ -295,20 +295,6 @@ def _described(error: Mapping[str, Any]) -> dict[str, Any]:
     code, message = error.get("code"), error.get("message")
     status = {"status": STATUSES[code]} if isinstance(code, str) and code in STATUSES else {}
     return {"message": message or "the response failed", "code": code, "param": error.get("param"), **status}
-
-
-def _usage(raw: Any) -> dict[str, Any] | None:
-    usage = _object(raw)
-    if not usage:
-        return None
-    names = {"prompt": "input", "completion": "output"}
-    counts = {f"{name}_tokens": usage.get(f"{other}_tokens") for name, other in names.items()}
-    details = {
-        f"{name}_tokens_details": dict(token_counts)
-        for name, other in names.items()
-        if (token_counts := _object(usage.get(f"{other}_tokens_details")))
-    }
-    return {**counts, "total_tokens": usage.get("total_tokens"), **details}
 
 
 def _tier(response: Mapping[str, Any]) -> dict[str, Any]:
