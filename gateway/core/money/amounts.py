@@ -65,20 +65,32 @@ def cost_nano(price: Price, usage: Usage) -> int:
 
 
 def worst_case_nano(
-    price: Price, input_tokens_bound: int, output_tokens_max: int, attempts: int = 1, *, media: bool = False
+    price: Price,
+    input_tokens_bound: int,
+    output_tokens_max: int,
+    attempts: int = 1,
+    *,
+    media: bool = False,
+    hour: bool = False,
 ) -> int:
     """The largest cost of `attempts` attempts of one call, in nano-dollars: each token at the dearest price that it may
-    have. `media`: whether the request has sound or images."""
-    input_rate, output_rate = price.worst(input_tokens_bound, media=media)
+    have. `media`: whether the request has sound or images. `hour`: whether it is cached for an hour."""
+    input_rate, output_rate = price.worst(input_tokens_bound, media=media, hour=hour)
     per_million = input_rate * input_tokens_bound + output_rate * output_tokens_max
     return attempts * (-(-per_million // 1_000_000) + price.call_nano)
 
 
 def output_tokens_that_fit(
-    price: Price, input_tokens_bound: int, budget_nano: int, attempts: int = 1, *, media: bool = False
+    price: Price,
+    input_tokens_bound: int,
+    budget_nano: int,
+    attempts: int = 1,
+    *,
+    media: bool = False,
+    hour: bool = False,
 ) -> int:
     """The largest output bound whose worst case fits `budget_nano`. Negative if even the input does not fit."""
-    input_rate, output_rate = price.worst(input_tokens_bound, media=media)
+    input_rate, output_rate = price.worst(input_tokens_bound, media=media, hour=hour)
     millionths = (budget_nano // attempts - price.call_nano) * 1_000_000 - input_rate * input_tokens_bound
     if millionths < 0:
         return -1
