@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.core.anthropic.thinking import Display, origin_of, thinking_blocks
+from gateway.core.openai.vendors.finish import STOPS
 from gateway.errors import BadRequest, BatonError
 
-STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use", "content_filter": "refusal"}
 KEY_HEADER = "x-api-key"
 VERSION_HEADER = "anthropic-version"
 OVERLOADED = 529

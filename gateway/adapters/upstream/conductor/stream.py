@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.core.openai.body import parse_json
 from gateway.core.openai.vendors.dialects import UsageTally
+from gateway.core.openai.vendors.finish import finish_reason
 from gateway.core.openai.vendors.usage import billed_usage
 from gateway.errors import ConductorError
 from gateway.service.ports.request import ConductorChunk, ConductorEnd
@@ -128,7 +129,7 @@ class PlanStream:
         if not choices:
             return None
         choice = choices[0]
-        self._finish = choice.get("finish_reason") or self._finish
+        self._finish = finish_reason(choice.get("finish_reason")) or self._finish
         text = choice["delta"].get("content") or ""
         entries = json_objects((choice.get("logprobs") or {}).get("content"))
         ids = _ints(choice.get("token_ids"))

@@ -12,7 +12,6 @@ from typing import Any
 
 from gateway.core.openai.responses.items import citations, text_part
 from gateway.core.openai.responses.reply import (
-    INCOMPLETE,
     REASONING,
     Head,
     call_item,
@@ -26,6 +25,7 @@ from gateway.core.openai.responses.reply import (
 )
 from gateway.core.openai.responses.request import wants_logprobs, wants_state
 from gateway.core.openai.vendor import sealed
+from gateway.core.openai.vendors.finish import INCOMPLETE
 
 Event = dict[str, Any]
 CALLS_MAX = 128

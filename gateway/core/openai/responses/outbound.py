@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.core.openai.responses.items import to_input_items
+from gateway.core.openai.vendors.finish import CUT, finish_reason
 
 FORMAT = "openai-responses-v1"
 REASONING, HOSTED_ITEM = "reasoning.encrypted", "responses.item"  # types of details
 INCLUDE_STATE = "reasoning.encrypted_content"
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
-LIMITS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 STATUSES = {"rate_limit_exceeded": 429, "server_error": 500, "invalid_prompt": 400}  # of errors in a reply
 OWN_ITEMS = ("message", "function_call", "custom_tool_call", "reasoning")
 _DROPPED = ("messages", "stream_options", "n", "store", "top_logprobs", "logprobs", "max_tokens", "metadata")
@@ -259,9 +259,9 @@ class Chunks:
 
     def finish_reason(self, response: Mapping[str, Any]) -> str:
         """Why the reply ended, in chat's words."""
-        reason = _object(response.get("incomplete_details")).get("reason")
-        if response.get("status") == "incomplete" and reason in LIMITS:
-            return LIMITS[reason]
+        reason = finish_reason(_object(response.get("incomplete_details")).get("reason"))
+        if response.get("status") == "incomplete" and reason in CUT:
+            return str(reason)
         return "tool_calls" if self._calls else "stop"
 
     def _last(self, response: Mapping[str, Any], kind: str) -> dict[str, Any]:

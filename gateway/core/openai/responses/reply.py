@@ -15,10 +15,10 @@ from gateway.core.openai.responses.outbound import hosted_item
 from gateway.core.openai.responses.request import ResponsesRequest, wants_logprobs, wants_state
 from gateway.core.openai.responses.tools import tool_names
 from gateway.core.openai.vendor import MESSAGE_FIELDS, sealed
+from gateway.core.openai.vendors.finish import INCOMPLETE
 
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 NOT_ECHOED = ("model", "input", "instructions", "stream", "stream_options", "store")
-INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 REASONING = ("reasoning_content", "reasoning")  # the names that workers use for reasoning text
 _NAME = re.compile(r"resp_[0-9a-f]{32}")
 ECHOED_AS_GIVEN = (
