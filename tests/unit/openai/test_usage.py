@@ -42,7 +42,7 @@ def test_never_above_what_is_possible(p: int, c: int, request: int, reply: int, 
     usage = billed_usage(Usage(p, c) if says else None, REQUEST, request, reply, context)
     assert usage.completion_tokens <= max(10, context)
     assert usage.prompt_tokens <= max(request, 200, context)
-    fewest = reply // BYTES_PER_TOKEN_MAX
+    fewest = max(reply // BYTES_PER_TOKEN_MAX, min(reply, 1))
     sensible = min(max(4 * 10, reply), max(10, context))
     if says and 0 < p <= max(request, context) and fewest <= c <= sensible:
         assert usage == Usage(p, c), "what is possible is believed"

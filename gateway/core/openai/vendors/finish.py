@@ -7,13 +7,7 @@ from typing import Any
 FILTERED = "content_filter"
 CUT = ("length", FILTERED)  # of a reply that was cut short
 FINISH_REASONS = ("stop", "tool_calls", "function_call", *CUT)
-_WORDS = {
-    "stop": (
-        *("end_turn", "stop_sequence", "pause_turn"),  # Anthropic, Bedrock
-        *("eos", "eos_token", "end_of_turn", "endoftext", "word", "finish", "finished", "done", "normal", "complete"),
-        *("other", "no_image", "image_other"),  # Gemini
-        *("malformed_function_call", "unexpected_tool_call", "too_many_tool_calls", "function_call_filter"),
-    ),
+_WORDS = {  # any other word is a natural end: `end_turn`, `eos`, `COMPLETE`, …
     "length": (
         *("max_tokens", "max_output_tokens", "max_length", "max_output", "token_limit", "token_limit_reached", "limit"),
         *("model_length", "model_context_window_exceeded", "context_length_exceeded", "error_limit"),
@@ -28,16 +22,16 @@ _WORDS = {
         *("refusal", "guardrail_intervened", "content_filtered", "error_toxic", "sensitive"),
     ),
 }
-_REASONS = {word: reason for reason, words in _WORDS.items() for word in (reason, *words)}
+_REASONS = {word: reason for reason, words in _WORDS.items() for word in words}
 _REASONS |= {reason: reason for reason in FINISH_REASONS}
 _PREFIXES = ("finishreason.", "finish_reason.", "finish_reason_")  # of the names of an enumeration
-# Anthropic's words, and those of OpenAI's Responses, for OpenAI's; a reason that a table lacks is a reply's natural end.
+# Anthropic's words, and those of OpenAI's Responses. A reason that a table lacks is a natural end.
 STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use", FILTERED: "refusal"}
 INCOMPLETE = {"length": "max_output_tokens", FILTERED: FILTERED}
 
 
 def finish_reason(word: Any) -> str | None:
-    """OpenAI's word for a vendor's; None while a reply goes on. A word that nobody knows counts as `stop`."""
+    """OpenAI's word for a vendor's; None while a reply goes on. A word that no row has counts as `stop`."""
     if word is None or word in FINISH_REASONS:
         return word  # type: ignore[no-any-return]
     text = str(word).strip().lower().partition(":")[0].replace("-", "_").replace(" ", "_")

@@ -89,7 +89,7 @@ def _believed_prompt(tokens: int, request: Mapping[str, Any], request_bytes: int
     most = max(context_tokens, request_bytes)
     if tokens > most:
         most = max(most, input_tokens_bound(request.get("messages") or ()))
-    elif tokens * BYTES_PER_TOKEN_MAX < request_bytes and tokens < _fewest(_prompt_bytes(request), at_least=1):
+    elif tokens * BYTES_PER_TOKEN_MAX < request_bytes and tokens < _fewest(_prompt_bytes(request)):
         return None
     return min(tokens, most) if tokens <= SENSIBLE_TIMES * most else None
 
@@ -103,9 +103,9 @@ def _prompt_bytes(request: Mapping[str, Any]) -> int:
     return sum(len(text.encode("utf-8", "replace")) if isinstance(text, str) else 1 for text in texts)
 
 
-def _fewest(size_bytes: int, at_least: int = 0) -> int:
-    """The fewest tokens that a text may have; `at_least` if it is not empty."""
-    return max(size_bytes // BYTES_PER_TOKEN_MAX, at_least if size_bytes else 0)
+def _fewest(size_bytes: int) -> int:
+    """The fewest tokens that a text may have: one if it is not empty."""
+    return max(size_bytes // BYTES_PER_TOKEN_MAX, int(size_bytes > 0))
 
 
 def _asked(request: Mapping[str, Any], context_tokens: int) -> int | None:
