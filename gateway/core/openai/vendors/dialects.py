@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.core.money.amounts import Usage, usd_to_nano
@@ -28,6 +28,8 @@ Read = Callable[[Any], int | None]
 
 def _count(value: Any) -> int | None:
     """A number of tokens as an integer: of a whole number, a fraction (rounded up) or their text; None for others."""
+    if type(value) is int:
+        return value if 0 <= value <= COUNT_MAX else None
     if isinstance(value, str):
         whole, _, fraction = value.strip().partition(".")
         if not _DIGITS.fullmatch(whole) or fraction.strip("0"):
@@ -48,6 +50,10 @@ def _dollars(value: Any) -> int | None:
         return None
 
 
+def _cost(value: Any) -> int | None:
+    return _dollars(value.get("total_cost") if isinstance(value, Mapping) else value)
+
+
 def _ticks(value: Any) -> int | None:
     """xAI's ticks, ten billion to the dollar, as nano-dollars."""
     count = _count(value)
@@ -60,6 +66,8 @@ def _flag(value: Any) -> int | None:
 
 class _Leaf:
     """A count of the table: its name, and how its value is read."""
+
+    __slots__ = ("name", "read")
 
     def __init__(self, name: str, read: Read = _count) -> None:
         self.name, self.read = name, read
@@ -133,19 +141,17 @@ _USAGE: Table = {
     "cache_creation": _WRITES,  # Anthropic
     "cacheDetails": _Named("ttl", {"5m": _leaves(w5="inputTokens"), "1h": _leaves(w1h="inputTokens")}),  # Bedrock
     "billed_units": _leaves(prompt="input_tokens", completion="output_tokens"),  # Cohere
-    "cost": _Leaf("cost", _dollars),  # OpenRouter, LiteLLM's proxy
+    "cost": _Leaf("cost", _cost),  # OpenRouter, LiteLLM's proxy; Perplexity's is an object
     "cost_details": {"upstream_inference_cost": _Leaf("upstream", _dollars)},
     "is_byok": _Leaf("is_byok", _flag),
     "cost_in_usd_ticks": _Leaf("cost", _ticks),  # xAI
     **{name: _Leaf(name, _flag) for name in ("estimated", "unreported", "clipped")},  # Baton's own
 }
-_COSTS: Table = {"total_cost": _Leaf("cost", _dollars)}  # Perplexity's `cost` is an object
 _HOLDER: Table = {"usage": _USAGE}
-_CHOICE: Table = {**_HOLDER, "message": _HOLDER, "delta": _HOLDER}
 _OBJECTS = ("usage", "usageMetadata", "usage_metadata", "usage_info", "amazon-bedrock-invocationMetrics", "timings")
 BODY: Table = {
     **{name: _USAGE for name in _OBJECTS},
-    "choices": _CHOICE,  # Moonshot: in the choice of the last chunk
+    "choices": _HOLDER,  # Moonshot: in the choice of the last chunk
     "x_groq": _HOLDER,  # Groq: beside the choices of a stream
     "message": _HOLDER,  # Anthropic: `message_start`
     "delta": _HOLDER,  # Cohere: `message-end`
@@ -159,27 +165,30 @@ BODY: Table = {
 def counts_in(body: Mapping[str, Any]) -> Counts:
     """What a reply, chunk or event reports, by the names of the table. Of a count that is told twice, the larger."""
     counts: Counts = {}
-    for name, count in _walk(body, BODY):
-        counts[name] = max(count, counts.get(name, 0))
+    _collect(body, BODY, counts)
     return counts
 
 
-def _walk(value: Mapping[str, Any], table: Table) -> Iterator[tuple[str, int]]:
-    for name in value.keys() & table.keys():
-        below, entry = table[name], value[name]
-        if isinstance(below, _Leaf):
-            if (count := below.read(entry)) is not None:
-                yield below.name, count
-            elif name == "cost" and isinstance(entry, Mapping):
-                yield from _walk(entry, _COSTS)
+def _collect(value: Mapping[str, Any], table: Table, counts: Counts) -> None:
+    for name in table if len(table) < len(value) else value:
+        below, entry = table.get(name), value.get(name)
+        if below is None or entry is None:
+            continue
+        if type(below) is _Leaf:
+            count = below.read(entry)
+            if count is not None and count >= counts.get(below.name, 0):
+                counts[below.name] = count
         elif isinstance(entry, Mapping):
-            if not isinstance(below, _Named):
-                yield from _walk(entry, below)
+            if type(below) is not _Named:
+                _collect(entry, below, counts)
         elif isinstance(entry, list):
             for item in entry:
                 if isinstance(item, Mapping):
-                    inner = below.items.get(str(item.get(below.by))) if isinstance(below, _Named) else below
-                    yield from _walk(item, inner or {})
+                    inner = below.items.get(str(item.get(below.by)), {}) if type(below) is _Named else below
+                    _collect(item, inner, counts)
+
+
+_SUMS = frozenset(("prompt", "completion", "total"))
 
 
 class UsageTally:
@@ -201,8 +210,9 @@ class UsageTally:
 def usage_of(counts: Counts) -> Usage | None:
     """The usage that these counts report, in OpenAI's sense: the prompt with its cached tokens, the completion with its
     thinking. None where they hold neither tokens nor a bill."""
-    sums = _sums(counts)
-    bill_nano = _bill(counts)
+    if _SUMS.issuperset(counts) and counts.get("total") == counts.get("prompt", 0) + counts.get("completion", 0):
+        return Usage(counts.get("prompt", 0), counts.get("completion", 0))  # most reports
+    sums, bill_nano = _sums(counts), _bill(counts)
     if sums is None and bill_nano is None:
         return None
     prompt, completion, gap = sums or (0, 0, 0)

@@ -20,7 +20,7 @@ from typing import Any
 from gateway.core.money.amounts import TOKENS_PER_REQUEST, Usage, input_tokens_bound, media_tokens_bound, nano_to_usd
 from gateway.core.money.details import PLACES, PROMPT_DETAILS, REPLY_DETAILS, details_json
 from gateway.core.openai.chat import choices_in
-from gateway.core.openai.vendors.dialects import UsageTally
+from gateway.core.openai.vendors.dialects import counts_in, usage_of
 
 BYTES_PER_TOKEN = 4  # the usual rule of thumb for English; used only if the worker reports nothing
 BYTES_PER_TOKEN_MAX = 32  # of a whole text: several times what any tokenizer reaches with prose, code or JSON
@@ -35,9 +35,7 @@ _EXTRA_TEXTS = ("tools", "functions", "tool_choice", "response_format", "suffix"
 
 def read_usage(body: Mapping[str, Any]) -> Usage | None:
     """The usage that a reply or chunk reports, or None if it reports none."""
-    tally = UsageTally()
-    tally.add(body)
-    return tally.usage()
+    return usage_of(counts_in(body))
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
