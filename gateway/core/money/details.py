@@ -22,6 +22,7 @@ PLACES: Mapping[str, tuple[str, str]] = {
     "accepted_prediction_tokens": (REPLY_DETAILS, "accepted_prediction_tokens"),
     "rejected_prediction_tokens": (REPLY_DETAILS, "rejected_prediction_tokens"),
 }
+BILLED = "billed_nano"  # what a worker says that a call cost: no tokens, but kept and summed with them
 # A part that is counted in another one too, and costs its own price.
 WITHIN: Mapping[str, str] = {"cache_write_tokens": "cache_write_1h_tokens"}
 
@@ -30,7 +31,7 @@ def details_json(details: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """Both detail objects of OpenAI's usage, with the parts that were reported."""
     objects: dict[str, dict[str, int]] = {PROMPT_DETAILS: {}, REPLY_DETAILS: {}}
     for part, count in details.items():
-        if part not in PLACES:  # pieces that are no tokens (core/money/units.py)
+        if part not in PLACES:  # pieces that are no tokens (core/money/units.py), and a bill
             continue
         where, name = PLACES[part]
         objects[where][name] = count

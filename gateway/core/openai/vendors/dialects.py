@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.core.money.amounts import Usage, usd_to_nano
-from gateway.core.money.details import PLACES, PROMPT_DETAILS, REPLY_DETAILS
+from gateway.core.money.details import BILLED, PLACES, PROMPT_DETAILS, REPLY_DETAILS
 
 COUNT_MAX = 10**15  # what is larger is no count of tokens
 _DIGITS = re.compile(r"\d{1,16}|\d{1,3}(,\d{3}){1,4}")
@@ -230,7 +230,7 @@ def usage_of(counts: Counts) -> Usage | None:
         "cache_write_1h_tokens": hour,
         "reasoning_tokens": None if thought is None else min(thought, completion),
     }
-    details = {part: parts.get(part, counts.get(part)) for part in PLACES}
+    details = {part: parts.get(part, counts.get(part)) for part in PLACES} | {BILLED: bill_nano}
     return Usage(
         prompt,
         completion,

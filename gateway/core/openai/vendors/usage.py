@@ -126,7 +126,11 @@ def _limit(asked: int | None, reply_bytes: int, context_tokens: int, thought: in
 def _believed_parts(usage: Usage, prompt: int | None, completion: int | None, denied: int) -> dict[str, int]:
     """The parts of what was believed. `denied`: the thinking that was not."""
     wholes = {PROMPT_DETAILS: prompt, REPLY_DETAILS: completion}
-    parts = {name: count for name, count in usage.details.items() if wholes[PLACES[name][0]] is not None}
+    parts = {
+        name: count
+        for name, count in usage.details.items()
+        if name not in PLACES or wholes[PLACES[name][0]] is not None
+    }
     if "reasoning_tokens" in parts and denied:
         del parts["reasoning_tokens"]
     return parts
