@@ -10,9 +10,11 @@ import pytest
 
 from gateway.adapters.upstream.http import HttpWorkers
 from gateway.core.pool.workers import PoolFile, Price
+from gateway.service.ports.request import WorkerCall
 from tests.integration.test_worker_failures import EVENTS, replies, sends
 from tests.kit import Kit, ask, model_worker
 from tests.upstreams.server import Server, event
+from tests.waiting import BOUND_S
 
 PRICE = Price.model_validate(
     {
@@ -93,3 +95,25 @@ async def test_what_a_worker_says_a_call_cost_is_in_the_log_and_charged_if_it_bi
     assert step.usage_details == {"billed_nano": int(Decimal("0.0003") * 10**9)}
     assert step.cost_nano == (300_000 if bills else FULL_NANO)
     assert "billed" not in json.dumps((await running.result())["usage"])
+
+
+@pytest.mark.parametrize(
+    ("counts", "tokens"),
+    [
+        ({"input_tokens": 50, "output_tokens": 4000}, (50, 4000)),
+        ({"input_tokens": 50, "output_tokens": 10**12}, (50, 16_000)),
+        ({"input_tokens": 10**12, "output_tokens": 4000}, (0, 4000)),
+        (None, (0, 0)),
+    ],
+)
+async def test_images_cost_no_multiple_of_what_they_may_have(counts: Any, tokens: tuple[int, int]) -> None:
+    body = {"created": 1, "data": [{"b64_json": "AA=="}, {"b64_json": "AA=="}], "usage": counts}
+    workers = HttpWorkers({}, b"secret")
+    async with Server(replies(json.dumps(body).encode())) as server:
+        more: dict[str, Any] = {"task": "images", "price": PRICE, "output_tokens_max": 2000, "context_tokens": 32_000}
+        worker = model_worker("real", "atlas", url=f"{server.url}/v1", **more)
+        call = WorkerCall(worker, {"prompt": "a cat", "n": 2}, BOUND_S, "r", "s", endpoint="images")
+        reply = await workers.complete(call)
+    await workers.close()
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == tokens
+    assert reply.usage.details == {"images": 2}
