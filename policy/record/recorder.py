@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.money.amounts import cost_nano, input_tokens_bound, worst_case_nano
+from gateway.core.openai.finish import finish_reason
 from gateway.core.openai.reply import reply_text
-from gateway.core.openai.vendors.finish import finish_reason
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import UpstreamError, UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerReply, Workers

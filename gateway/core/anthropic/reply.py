@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.core.anthropic.thinking import Display, origin_of, thinking_blocks
-from gateway.core.openai.vendors.finish import STOPS
+from gateway.core.openai.finish import STOPS
 from gateway.errors import BadRequest, BatonError
 
 KEY_HEADER = "x-api-key"

@@ -24,7 +24,7 @@ from pydantic_core import SchemaValidator, core_schema
 from pydantic_core import ValidationError as PatternMismatch
 from referencing import Registry
 
-from gateway.core.openai.vendors.finish import CUT
+from gateway.core.openai.finish import CUT
 from gateway.errors import BadRequest
 
 NODES_MAX = 4_000  # objects in one schema

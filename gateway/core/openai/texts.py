@@ -16,6 +16,7 @@ from typing import Any
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import FIELDS as CHAT_FIELDS
 from gateway.core.openai.chat import TOKENS_MAX, ChatRequest, Endpoint, Fate
+from gateway.core.openai.finish import finish_reason
 from gateway.core.openai.shapes import (
     Check,
     any_of,
@@ -29,7 +30,6 @@ from gateway.core.openai.shapes import (
     text,
     unknown_parameter,
 )
-from gateway.core.openai.vendors.finish import finish_reason
 from gateway.errors import BadRequest, UpstreamProtocol
 
 INPUTS_MAX = 2048

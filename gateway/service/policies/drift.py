@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from gateway.core.log.rollout import RolloutRecord, StepRecord
 from gateway.core.loop.replies.answers import is_refusal
-from gateway.core.openai.vendors.finish import FILTERED
+from gateway.core.openai.finish import FILTERED
 from gateway.core.pool.drift import SIGNALS, Drift, DriftRules, Judged, Signal, Streams, Witnesses
 from gateway.core.pool.identity import Identity
 from gateway.core.pool.workers import MODEL_KINDS

@@ -21,8 +21,8 @@ from gateway.core.loop.replies.agreement import compare
 from gateway.core.loop.replies.kinds import read_message, read_text, wanted_kind
 from gateway.core.money.amounts import cost_nano, worst_case_nano
 from gateway.core.money.ledger import Scope, windows
+from gateway.core.openai.finish import finish_reason
 from gateway.core.openai.reply import reply_text
-from gateway.core.openai.vendors.finish import finish_reason
 from gateway.core.pool.drift import Signal
 from gateway.core.pool.models import adapt, model_of
 from gateway.core.pool.release import ReleaseTest

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.adapters.upstream.conductor.stream import PlanStream
+from gateway.core.openai.finish import FINISH_REASONS, INCOMPLETE, STOPS, finish_reason
 from gateway.core.openai.responses.outbound import Chunks, to_completion
 from gateway.core.openai.texts import as_chat, chunk_as_chat
-from gateway.core.openai.vendors.finish import FINISH_REASONS, INCOMPLETE, STOPS, finish_reason
 
 BY_VENDOR: dict[str, dict[str, str | None]] = {
     "openai": {reason: reason for reason in FINISH_REASONS},

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import msgspec
 
 from gateway.core.openai.body import parse_json
+from gateway.core.openai.finish import finish_reason
 from gateway.core.openai.vendors.dialects import UsageTally
-from gateway.core.openai.vendors.finish import finish_reason
 from gateway.core.openai.vendors.usage import billed_usage
 from gateway.errors import ConductorError
 from gateway.service.ports.request import ConductorChunk, ConductorEnd

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from gateway.adapters.upstream.client import Breaker, Items, guarded
 from gateway.core.loop.plan import portable_schema
 from gateway.core.money.amounts import Usage
-from gateway.core.openai.vendors.finish import finish_reason
+from gateway.core.openai.finish import finish_reason
 from gateway.core.openai.vendors.usage import read_usage
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, ConductorError, UpstreamError, UpstreamTimeout

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gateway.core.openai.finish import INCOMPLETE
 from gateway.core.openai.responses.items import citations, text_part
 from gateway.core.openai.responses.reply import (
     REASONING,
@@ -25,7 +26,6 @@ from gateway.core.openai.responses.reply import (
 )
 from gateway.core.openai.responses.request import wants_logprobs, wants_state
 from gateway.core.openai.vendor import sealed
-from gateway.core.openai.vendors.finish import INCOMPLETE
 
 Event = dict[str, Any]
 CALLS_MAX = 128

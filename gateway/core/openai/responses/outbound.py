@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.core.openai.finish import CUT, finish_reason
 from gateway.core.openai.responses.items import to_input_items
-from gateway.core.openai.vendors.finish import CUT, finish_reason
 
 FORMAT = "openai-responses-v1"
 REASONING, HOSTED_ITEM = "reasoning.encrypted", "responses.item"  # types of details

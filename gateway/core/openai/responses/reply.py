@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.core.openai.finish import INCOMPLETE
 from gateway.core.openai.responses.items import Names, call_body, call_prefix, item_id, phase, text_part
 from gateway.core.openai.responses.outbound import hosted_item
 from gateway.core.openai.responses.request import ResponsesRequest, wants_logprobs, wants_state
 from gateway.core.openai.responses.tools import tool_names
 from gateway.core.openai.vendor import MESSAGE_FIELDS, sealed
-from gateway.core.openai.vendors.finish import INCOMPLETE
 
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 NOT_ECHOED = ("model", "input", "instructions", "stream", "stream_options", "store")

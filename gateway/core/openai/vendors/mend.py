@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.core.openai.finish import finish_reason
 from gateway.core.openai.options import custom_input
 from gateway.core.openai.vendor import CALL_FIELDS, MESSAGE_FIELDS, REASONING, is_portable, mark, new_id
-from gateway.core.openai.vendors.finish import finish_reason
 
 CALLS_MAX = 128
 _INPUTS = {"function": "arguments", "custom": "input"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gateway.core.log.rollout import RolloutRecord, StepRecord
 from gateway.core.loop.replies.answers import is_refusal
-from gateway.core.openai.vendors.finish import FILTERED
+from gateway.core.openai.finish import FILTERED
 from gateway.core.pool.workers import MODEL_KINDS
 
 FAULTS = ("upstream_error", "upstream_timeout", "upstream_overloaded", "upstream_protocol", "invalid_structured_output")
