@@ -129,7 +129,7 @@ def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, s
         draw = task_worst(spec, loop.endpoint, body, size)
         return WorstCase(draw, size.tokens_max)
     price, choices = price_of(spec), choices_in(body)
-    media, hour = carries_media(body), price.has_hours and caches_an_hour({**spec.params, **body})
+    media, hour = carries_media(body), hours_count(spec, body)
     if loop.endpoint == "embeddings":  # no output
         tokens = size.tokens if size.context_tokens is not None else size.tokens_max // BYTES_PER_TOKEN
         return WorstCase(Draw(worst_case_nano(price, size.tokens_max, 0, media=media), tokens), size.tokens_max)
@@ -159,6 +159,14 @@ def task_worst(spec: WorkerSpec, endpoint: Endpoint, body: Mapping[str, Any], si
     reply = spec.output_tokens_max * units.get("images", 1)
     nano = worst_case_nano(price, tokens, reply, media=True) + units_nano(price, units)
     return Draw(nano, size.tokens)
+
+
+def hours_count(spec: WorkerSpec, body: Mapping[str, Any]) -> bool:
+    """Whether the price of a cache for an hour may be asked: a part of the body is to be cached so, or the worker does
+    it by itself, since it has that price and is sent no marks."""
+    price = price_of(spec)
+    unasked = spec.kind != "litellm" and price.cache_write_1h_usd_per_mtok is not None
+    return unasked or (price.has_hours and caches_an_hour({**spec.params, **body}))
 
 
 def carries_media(body: Mapping[str, Any]) -> bool:

@@ -25,6 +25,7 @@ from gateway.service.loop.bodies import (
     PromptSize,
     context_room,
     counted_size,
+    hours_count,
     price_of,
     task_worst,
 )
@@ -101,9 +102,8 @@ def check_nano(checker: WorkerSpec, asked: Sequence[WorkerSpec], sizes: Sizes, c
 
 
 def _worst(spec: WorkerSpec, input_bound: int, output_bound: int, chat: ChatRequest) -> int:
-    price = price_of(spec)
-    hour = price.has_hours and chat.caches_an_hour
-    return worst_case_nano(price, input_bound, output_bound, media=chat.has_media, hour=hour)
+    hour = hours_count(spec, {"messages": chat.messages, **chat.params})
+    return worst_case_nano(price_of(spec), input_bound, output_bound, media=chat.has_media, hour=hour)
 
 
 def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Caps) -> Choice:
