@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gateway.config.operating import DriftSettings, LoginSettings
+from gateway.config.operating import DriftSettings, LoginSettings, ReachSettings
 from gateway.config.planning import LearningSettings, PlanningSettings, VersionsSettings
 from gateway.config.serving import (
     AlertsSettings,
@@ -54,6 +54,7 @@ SECTIONS = (
     BatchesSettings,
     OutsideSettings,
     UpstreamSettings,
+    ReachSettings,
     DriftSettings,
     MoneySettings,
     LogSettings,
@@ -68,6 +69,7 @@ class Settings(
     LogSettings,
     MoneySettings,
     DriftSettings,
+    ReachSettings,
     UpstreamSettings,
     OutsideSettings,
     BatchesSettings,

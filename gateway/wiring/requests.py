@@ -295,6 +295,7 @@ def auth_of(base: Base) -> Authenticator:
         cache_s=settings.key_cache_s,
         stale_s=settings.key_stale_s,
         cached_keys_max=settings.key_cache_max,
+        operators=settings.operators,
     )
 
 
