@@ -21,6 +21,7 @@ from gateway.adapters.upstream.http import HttpWorkers
 from gateway.adapters.upstream.litellm import LiteLLMWorkers
 from gateway.adapters.upstream.mcp import tool_servers
 from gateway.adapters.upstream.tools import ToolWorkers
+from gateway.adapters.upstream.ways import Way, Ways
 from gateway.core.pool.models import model_of
 from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import PoolFile, WorkerSpec, revision_of
@@ -31,7 +32,7 @@ from gateway.service.ports.request import WorkerCall, WorkerReply, Workers
 
 log = logging.getLogger("baton.workers")
 LOG_EVERY_S = 10.0
-WORDS_LOGGED = (401, 402, 403, 404, 429)  # statuses whose messages are about the account, not about the request
+WORDS_LOGGED = (401, 402, 403, 404, 407, 429)  # statuses whose messages are about the account, not about the request
 SHARED_WAIT_S = 0.005  # between two looks at a place that another process has
 THE_WORKER = "the worker"  # how an adapter's message about its worker begins
 WAITING_PER_PLACE_MAX = 16
@@ -298,12 +299,24 @@ async def _entered(gate: _Gate, call: WorkerCall) -> WorkerCall:
     return replace(call, timeout_s=max(call.timeout_s - (now() - began), 0.001))
 
 
+def _ways_to(loaded: LoadedPool, ways: Ways) -> Mapping[str, Way]:
+    """The ways to workers whose entries say more than the environment. Raises ConfigError, also for those that it
+    gives."""
+    every = {one.name: ways.of_worker(one, loaded.secrets) for one in loaded.pools.workers if _is_reached(one)}
+    return {name: way for name, way in every.items() if any(loaded.pools.worker(name).detour)}
+
+
+def _is_reached(worker: WorkerSpec) -> bool:
+    return (worker.url or "").startswith("http")
+
+
 def pooled_workers(
     pool: PoolFile,
     secrets: Mapping[str, str],
     depth_secret: bytes,
     *,
     places: Mapping[str, str] = MappingProxyType({}),
+    ways: Ways | None = None,
     connections_max: int = 512,
     reply_bytes_max: int = 16 << 20,
     chunk_gap_s_max: float = 60.0,
@@ -312,23 +325,27 @@ def pooled_workers(
 ) -> PooledWorkers:
     """Make the workers of a pool. Imports LiteLLM and `mcp` only for workers of those kinds. Raises ConfigError where
     one is needed and not installed."""
-    client = http_client(connections_max)
+    ways = ways or Ways()
+    client = http_client(connections_max, ways)
 
     def make(loaded: LoadedPool) -> Adapters:
-        keys = loaded.secrets
+        keys, to = loaded.secrets, _ways_to(loaded, ways)
         adapters: dict[str, Adapter] = {
             "openai": HttpWorkers(
                 keys,
                 depth_secret,
                 places=places,
                 client=client,
+                ways=to,
                 reply_bytes_max=reply_bytes_max,
                 chunk_gap_s_max=chunk_gap_s_max,
             ),
-            "tool": ToolWorkers(keys, depth_secret, client=client, ask=lambda name, call: ask(loaded, name, call)),
+            "tool": ToolWorkers(
+                keys, depth_secret, client=client, ways=to, ask=lambda name, call: ask(loaded, name, call)
+            ),
         }
         if any(worker.kind == "mcp" for worker in loaded.pools.workers):
-            adapters["mcp"] = ToolWorkers(keys, depth_secret, client=client, servers=tool_servers(loaded))
+            adapters["mcp"] = ToolWorkers(keys, depth_secret, client=client, servers=tool_servers(loaded, ways))
 
         async def ask(of: LoadedPool, name: str, call: WorkerCall) -> WorkerReply:
             spec = of.pools.worker(name)

@@ -18,6 +18,7 @@ from gateway.adapters.host.poolfile import with_planner
 from gateway.adapters.postgres import migrate
 from gateway.adapters.redis import server as redis_server
 from gateway.adapters.upstream.mcp import tool_servers
+from gateway.adapters.upstream.ways import Ways
 from gateway.cli.process.services import CHOICES, conductor_offered, starts_conductor
 from gateway.config import settings as config
 from gateway.core.pool.tools import Tool
@@ -73,7 +74,7 @@ def tool_offers(pool: PoolFile | None, environ: Mapping[str, str]) -> list[ToolO
 
 
 async def _ask_servers(pool: PoolFile, environ: Mapping[str, str]) -> list[ToolOffer]:
-    servers = tool_servers(LoadedPool(pool, poolfile.secrets(pool, environ)))
+    servers = tool_servers(LoadedPool(pool, poolfile.secrets(pool, environ)), Ways(environ))
     await servers.start()
     try:
         return [
