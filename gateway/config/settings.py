@@ -159,6 +159,12 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def adopt(environ: Mapping[str, str]) -> None:
+    """Read settings and secrets from another environment from now on, that of the gateway which a command is about."""
+    os.environ.clear()
+    os.environ.update(environ)
+
+
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
     names = [variable(name) for name in Settings.model_fields]
     lines = []

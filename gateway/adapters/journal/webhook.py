@@ -10,7 +10,7 @@ import aiohttp
 import httpx
 
 from gateway.adapters.upstream.client import http_client
-from gateway.adapters.upstream.ways import Ways
+from gateway.adapters.upstream.reach.ways import Ways
 from gateway.core.log.alerts import DueAlert, Receipt, body_of, signed
 
 TIMEOUT_S = 10.0

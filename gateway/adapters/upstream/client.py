@@ -27,7 +27,7 @@ import yarl
 from httpx_aiohttp import AiohttpTransport
 
 from gateway.adapters.upstream.http1.pool import ConnectionPool, Http1Reply
-from gateway.adapters.upstream.ways import HandedOver, Way, Ways
+from gateway.adapters.upstream.reach.ways import HandedOver, Way, Ways
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.body import parse_json
 from gateway.core.openai.chat import Endpoint
@@ -85,6 +85,7 @@ class PooledClient(httpx.AsyncClient):
         self._made: dict[ssl.SSLContext, aiohttp.ClientSession] = {}
         self._pool: ConnectionPool | None = None
         self._ways = ways or Ways()
+        self._by_url: dict[yarl.URL, Way] = {}  # of workers and conductors, whose URLs no client chooses
         super().__init__(
             transport=_ByWay(self._ways, self.session),
             follow_redirects=False,
@@ -123,7 +124,7 @@ class PooledClient(httpx.AsyncClient):
     ) -> Http1Reply:
         """Send a request by the worker's way, else by that of the environment; the reply whose head has come. Raises
         what is in `replies.TRANSPORT`, and TimeoutError beyond `until_s` of the loop's clock."""
-        way = way or self._ways.of(str(url))
+        way = way or self._by_url.get(url) or self._way_to(url)
         if way.is_plain:
             return await self.connections().post(url, headers, content, until_s)
         async with asyncio.timeout_at(until_s):
@@ -136,6 +137,10 @@ class PooledClient(httpx.AsyncClient):
                 proxy_headers=way.headers(tunnels=True),
             )
         return HandedOver(response)
+
+    def _way_to(self, url: yarl.URL) -> Way:
+        way = self._by_url[url] = self._ways.of(str(url))
+        return way
 
     async def aclose(self) -> None:
         """Close every connection."""

@@ -20,8 +20,8 @@ from gateway.adapters.upstream.client import http_client
 from gateway.adapters.upstream.http import HttpWorkers
 from gateway.adapters.upstream.litellm import LiteLLMWorkers
 from gateway.adapters.upstream.mcp import tool_servers
+from gateway.adapters.upstream.reach.ways import Way, Ways
 from gateway.adapters.upstream.tools import ToolWorkers
-from gateway.adapters.upstream.ways import Way, Ways
 from gateway.core.pool.models import model_of
 from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import PoolFile, WorkerSpec, revision_of

@@ -22,8 +22,8 @@ import httpx
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream import replies
 from gateway.adapters.upstream.client import http_client
+from gateway.adapters.upstream.reach.ways import Way
 from gateway.adapters.upstream.sandbox import run_python, run_vote, trial_verdicts
-from gateway.adapters.upstream.ways import Way
 from gateway.core.access import depth
 from gateway.core.loop.compose import plain_message, task_text
 from gateway.core.loop.replies.judging import RUBRIC, judge_messages, judgement, trial_judgement

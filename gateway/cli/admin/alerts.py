@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from gateway.adapters.host import poolfile
 from gateway.adapters.journal.webhook import Webhook
-from gateway.adapters.upstream.ways import Ways
+from gateway.adapters.upstream.reach.ways import Ways
 from gateway.config import settings as config
 from gateway.core.log.alerts import DueAlert, Receipt, secret_bytes
 from gateway.core.log.events import uuid7

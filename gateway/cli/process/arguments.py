@@ -28,13 +28,18 @@ def lazy(name: str) -> ModuleType:
 
 def check(parser: argparse.ArgumentParser) -> None:
     """Of `baton check`."""
+    _pool(parser)
+    parser.add_argument("--ask", action="store_true", help="ask each worker one short question, which is paid for")
+
+
+def _pool(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pool", type=Path, help="pool file (BATON_POOL)")
     parser.add_argument("--conductor", help=CONDUCTORS)
 
 
 def doctor(parser: argparse.ArgumentParser) -> None:
     """Of `baton doctor`."""
-    check(parser)
+    _pool(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 

@@ -31,9 +31,9 @@ from gateway.adapters.upstream.conductor.stream import (
 )
 from gateway.adapters.upstream.http1.connection import HungUp
 from gateway.adapters.upstream.http1.pool import Http1Reply
+from gateway.adapters.upstream.reach.ways import Way
 from gateway.adapters.upstream.replies import HttpxReply, transport_error
 from gateway.adapters.upstream.sse import DONE, SseError, SseEvent, SseParser
-from gateway.adapters.upstream.ways import Way
 from gateway.core.loop.plan import portable_schema
 from gateway.core.openai.reply import json_bytes
 from gateway.core.openai.structured import strict_schema
