@@ -79,6 +79,12 @@ def restore(parser: argparse.ArgumentParser) -> None:
     _place(parser)
 
 
+def journal(parser: argparse.ArgumentParser) -> None:
+    """Of `baton journal`."""
+    acts = parser.add_subparsers(dest="act", metavar="ACT", required=True)
+    _place(acts.add_parser("recover", help="store what is whole in damaged segments (`*.bad`)"))
+
+
 def _place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", type=Path, help="directory of all state; default .baton (BATON_DATA_DIR)")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")

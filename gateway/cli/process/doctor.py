@@ -25,6 +25,7 @@ from gateway import __version__
 from gateway.adapters.host import poolfile
 from gateway.adapters.postgres import migrate
 from gateway.adapters.redis import server as redis_server
+from gateway.cli.admin.journal import damaged_segments
 from gateway.cli.pool import reach
 from gateway.cli.process import check
 from gateway.cli.process.datadir import FACTS
@@ -88,6 +89,7 @@ def examine(pool: Path | None, conductor: str | None) -> Findings:
         yield Finding("settings", "ok", f"ports {settings.port} and {settings.admin_port}")
     looks: dict[str, Callable[[], Findings]] = {
         "data": partial(_data, settings),
+        "journal": partial(_journal, settings),
         "gateway": partial(_gateway, settings, facts),
         "requests": partial(_requests, facts),
         "postgres": partial(_postgres, settings.database_url or facts.get("database_url")),
@@ -150,6 +152,16 @@ def _data(settings: Settings) -> Findings:
         yield Finding("disk", "warn", what, "the journal may grow to BATON_SPOOL_BYTES_MAX; make room or lower it")
     else:
         yield Finding("disk", "ok", what)
+
+
+def _journal(settings: Settings) -> Findings:
+    """Segments with damage, of this start and of earlier ones."""
+    if damaged := damaged_segments(settings):
+        what = f"{len(damaged)} damaged segments are kept, such as {damaged[0]}"
+        fix = "`baton journal recover` stores what is whole in them, and says what is lost"
+        yield Finding("journal", "bad", what, fix)
+    else:
+        yield Finding("journal", "ok", "no segment is damaged")
 
 
 def _gateway(settings: Settings, facts: Mapping[str, Any]) -> Findings:
