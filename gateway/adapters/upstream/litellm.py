@@ -250,7 +250,9 @@ class LiteLLMWorkers:
             return UpstreamProtocol(f"the worker's reply is invalid ({type(error).__name__})")
         response = getattr(error, "response", None)
         headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", None) or {}
-        body = json.dumps({"error": {"message": _vendor_message(str(getattr(error, "message", error)))}}).encode()
+        message = _vendor_message(str(getattr(error, "message", error)))
+        kind = type(error).__name__  # LiteLLM knows by it more than the words say
+        body = json.dumps({"error": {"message": message, "type": kind}}).encode()
         return upstream.status_error(status, headers, body, self._secrets.get(call.worker.name))
 
 

@@ -20,6 +20,7 @@ from gateway.core.pool.prices import PROMPT_PARTS, REPLY_PARTS, FrozenModel
 from gateway.core.pool.prices import Price as Price
 from gateway.core.pool.tools import TOOLS_MAX
 from gateway.core.pool.tools import ToolSpec as ToolSpec
+from gateway.core.pool.ways import Detour, WayFields
 
 WorkerKind = Literal["openai", "litellm", "tool", "mcp", "self"]
 Task = Literal["chat", "embeddings", "moderation", "rerank", "images", "speech", "transcription"]
@@ -58,7 +59,7 @@ def is_reference(text: str) -> bool:
     return re.match(_REFERENCE, text) is not None
 
 
-class WorkerSpec(FrozenModel):
+class WorkerSpec(WayFields):
     """One worker of the pool file. `price` is None only until it has been looked up in LiteLLM's offline map."""
 
     name: str = Field(min_length=1, max_length=128, pattern=r"^[^\s/][^\s]*$")
@@ -128,7 +129,7 @@ class WorkerSpec(FrozenModel):
     def identity(self) -> str:
         """The worker's identity as JSON: all fields but the references to its secrets, its tokenizer and its part."""
         left_out: dict[str, Any] = dict.fromkeys(
-            ("api_key", "answers", "env", "tokenizer", *_later_defaults(self)), True
+            ("api_key", "answers", "env", "tokenizer", *Detour._fields, *_later_defaults(self)), True
         )
         part_prices = (*PROMPT_PARTS.values(), *REPLY_PARTS.values(), "unit_usd")
         unset = {name for name in part_prices if self.price is not None and getattr(self.price, name) is None}
@@ -190,6 +191,15 @@ class WorkerSpec(FrozenModel):
             raise ValueError(f"task {self.task} is priced by tokens; leave `unit_usd` out")
         if self.kind not in TOOL_KINDS and self.price and not self._is_priced(self.price):
             raise ValueError("`price` of a model needs input_usd_per_mtok and output_usd_per_mtok (0 where it is free)")
+        return self
+
+    @model_validator(mode="after")
+    def _way_is_baton_own(self) -> WorkerSpec:
+        own = self.kind in ("openai", "tool", "mcp") and (self.url or "").startswith("http")
+        if any(self.detour) and not own:
+            follow = "kind litellm follows HTTPS_PROXY and SSL_CERT_FILE" if self.kind == "litellm" else "it has no URL"
+            given = " and ".join(name for name in Detour._fields if getattr(self, name))
+            raise ValueError(f"{follow}; leave {given} out")
         return self
 
     @model_validator(mode="after")
@@ -359,10 +369,12 @@ def _plain_worker(worker: WorkerSpec) -> dict[str, Any]:
     if price.above:
         tiers = [{"prompt_tokens": tier.prompt_tokens, **_plain_amounts(tier.amounts)} for tier in price.above]
         amounts["above"] = tiers
-    later = ("fetches", "command", "env", "tools", "hosted")
+    later = ("fetches", "command", "env", "tools", "hosted", *Detour._fields)
     left_out = {"api_key", "name", "price"} | {name for name in later if not getattr(worker, name)}  # older files' hash
     left_out |= {name for name, default in (("api", "chat"), ("answers", True)) if getattr(worker, name) == default}
     plain = worker.model_dump(mode="json", exclude=left_out) | {"price": amounts}
+    if is_reference(worker.proxy or ""):
+        plain["proxy"] = "(secret)"
     if worker.env:
         plain["env"] = {name: "(secret)" if is_reference(value) else value for name, value in worker.env.items()}
     return plain | ({"tools": _plain_tools(worker.tools)} if worker.tools else {})
