@@ -36,7 +36,9 @@ Capability = Literal[
     "response_format", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call",
     "reasoning_effort", "verbosity", "prediction", "modalities", "web_search_options", "prompt_cache_key",
     "prompt_cache_options", "prompt_cache_retention",
+    "developer", "system", "late_system", "repeated_roles", "name", "empty_content",
 ]  # fmt: skip
+TURNS = ("developer", "system", "late_system", "repeated_roles", "name", "empty_content")  # of them, adapted and not lacked
 RESPONSES_LACK = (  # what chat completions have and the Responses API has not
     *("n", "stop", "seed", "logit_bias", "frequency_penalty", "presence_penalty", "prediction", "modalities", "audio"),
     *("functions", "function_call", "web_search_options"),
@@ -88,7 +90,8 @@ class WorkerSpec(FrozenModel):
     takes: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], ...] = Field(
         default=(),
         max_length=64,
-        description="parameters of its vendor that clients may send, beside those that its kind takes anyway",
+        description="parameters of its vendor that clients may send, beside those that its kind takes anyway; and what "
+        "Baton would take its model's template to refuse",
     )
     fetches: bool = Field(
         default=False, description="fetches images by URL itself: it is sent the URL, and Baton fetches nothing"

@@ -195,8 +195,10 @@ def test_a_streams_state_is_marked_once() -> None:
         ),
         ([{"type": "thinking", "thinking": "hm"}], {"content": None, "reasoning_content": "hm"}),
         ([], {"content": None}),
-        (["a", None], {"content": None}),
-        ({"text": "a"}, {"content": None}),
+        (["a", None, "b"], {"content": "ab"}),
+        ({"type": "text", "text": "a"}, {"content": "a"}),
+        ({"text": "a", "n": [1]}, {"content": '{"text": "a", "n": [1]}'}),
+        (3, {"content": "3"}),
     ],
 )
 def test_content_in_parts_becomes_text(content: Any, mended: dict[str, Any]) -> None:
