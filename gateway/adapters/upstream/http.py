@@ -19,7 +19,7 @@ from gateway.adapters.upstream.sse import DONE, SseEvent, SseParser
 from gateway.core.access import depth
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import Endpoint
-from gateway.core.openai.reply import TextChunk, chunks_of, read_text
+from gateway.core.openai.reply import TextChunk, chunks_of, read_text, reply_facts
 from gateway.core.openai.responses.outbound import Chunks, to_completion, to_request
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.texts import as_chat, check_embeddings, chunk_as_chat
@@ -250,7 +250,8 @@ class StreamTally:
         self.text: TextChunk | None = None  # the latest chunk, where it holds nothing but text
 
     def add(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Count a chunk. Returns its part of the reply, without the usage, which comes at the end; or None."""
+        """Count a chunk. Returns its part of the reply or what it says of it, without the usage, which comes at the
+        end; or None."""
         head = self._current_head()
         for key in HEAD:
             if key in chunk:
@@ -262,7 +263,7 @@ class StreamTally:
         for choice in choices:
             self.text_bytes += text_bytes((choice["delta"],))
             self._finished = self._finished or bool(choice.get("finish_reason"))
-        return chunk if choices else None
+        return chunk if choices or reply_facts(chunk) else None
 
     def end(self, call: WorkerCall, body: Mapping[str, Any], request_bytes: int) -> tuple[dict[str, Any], Usage]:
         """What names the reply, and the usage to bill. Raises UpstreamProtocol if the stream ended too early."""

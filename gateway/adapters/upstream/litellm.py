@@ -36,8 +36,11 @@ from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, Upstrea
 from gateway.service.ports.request import WorkerCall, WorkerReply
 
 _REMOTE = re.compile(r"(?i)\s*(https?|gs|s3|file|ftp):")
-_BODY_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage")
-_CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text")
+_BODY_FIELDS = (
+    *("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage", "provider", "citations"),
+    *("search_results", "prompt_filter_results"),
+)
+_CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text", "content_filter_results", "native_finish_reason")
 KNOWN: Mapping[Endpoint, Mapping[str, Any]] = {
     **TASK_FIELDS,
     "chat": FIELDS,

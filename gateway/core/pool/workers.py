@@ -36,9 +36,9 @@ Capability = Literal[
     "response_format", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call",
     "reasoning_effort", "verbosity", "prediction", "modalities", "web_search_options", "prompt_cache_key",
     "prompt_cache_options", "prompt_cache_retention",
-    "developer", "system", "late_system", "repeated_roles", "name", "empty_content",
 ]  # fmt: skip
-TURNS = ("developer", "system", "late_system", "repeated_roles", "name", "empty_content")  # of them, adapted and not lacked
+Turn = Literal["developer", "system", "late_system", "repeated_roles", "name", "empty_content"]
+TURNS: tuple[str, ...] = get_args(Turn)  # what a chat template may refuse: it gets another form of it
 RESPONSES_LACK = (  # what chat completions have and the Responses API has not
     *("n", "stop", "seed", "logit_bias", "frequency_penalty", "presence_penalty", "prediction", "modalities", "audio"),
     *("functions", "function_call", "web_search_options"),
@@ -84,8 +84,8 @@ class WorkerSpec(FrozenModel):
     version: str = Field(default="1", max_length=64, description="change it when the model behind the name changes")
     params: dict[str, object] = Field(default_factory=dict, description="defaults merged into every request body")
     task: Task = Field(default="chat", description="only chat is planned; others are requested by name")
-    cannot: tuple[Capability, ...] = Field(
-        default=(), description="kinds of parts and request properties that the worker does not accept"
+    cannot: tuple[Capability | Turn, ...] = Field(
+        default=(), description="kinds of parts, request properties and turns that the worker does not accept"
     )
     takes: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], ...] = Field(
         default=(),

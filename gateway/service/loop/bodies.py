@@ -70,7 +70,7 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
         return {**loop.params, "max_tokens": min(loop.params.get("max_tokens", TOKENS_DEFAULT), spec.output_tokens_max)}
     params = {name: value for name, value in loop.params.items() if name not in HINTS or name not in spec.cannot}
     params = _with_cache(spec, params) if answers else {}
-    others = params.keys() - FIELDS.keys() - vendor_params(spec)
+    others = params.keys() - (FIELDS.keys() - {"service_tier"}) - vendor_params(spec)
     params, changes = adapt(spec, {name: value for name, value in params.items() if name not in others})
     hosted, lacking = loop.hosted.for_worker(spec.hosted) if answers else ({}, [])
     run.left_out = [*changes, *sorted(others), *lacking]

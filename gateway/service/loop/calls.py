@@ -25,7 +25,7 @@ from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.money.details import sum_details
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.options import custom_names
-from gateway.core.openai.reply import ReplyBuilder, TextChunk, text_piece
+from gateway.core.openai.reply import ReplyBuilder, TextChunk, reply_facts, text_piece
 from gateway.core.openai.vendors.empty import EmptyReply, check_stream, check_whole, speaks
 from gateway.core.openai.vendors.mend import Mender, missing_ends
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
@@ -206,7 +206,8 @@ class StepCall:
                     while (chunk := first.pop(0) if first else await anext(chunks, None)) is not None:
                         if not isinstance(chunk, TextChunk):
                             usage, is_done = read_usage(chunk) or usage, "done" in chunk
-                        if isinstance(clean := self._collect(chunk), TextChunk) or clean.get("choices"):
+                        clean = self._collect(chunk)
+                        if isinstance(clean, TextChunk) or clean.get("choices") or reply_facts(clean):
                             await pass_on(clean)
                     if is_done and (ends := missing_ends(self.collected.body()["choices"])):
                         await pass_on(self._collect({"choices": ends}))
@@ -228,9 +229,9 @@ class StepCall:
             self.collected.add_text(*piece)
             return chunk
         chunk = chunk if self._mender is None else self._mender.chunk(chunk)
+        self.collected.about(chunk)
         if chunk.get("choices"):
             self.collected.add(chunk["choices"])
-            self.collected.about(chunk)
         return chunk
 
     # ------------------------------------------------------------ draw, announce, call, settle

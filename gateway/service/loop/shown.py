@@ -25,7 +25,7 @@ from gateway.core.money.amounts import input_tokens_bound
 from gateway.core.openai.reply import reply_text
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.tools import Tool
-from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, WorkerSpec
+from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, TURNS, WorkerSpec
 from gateway.service.loop.bodies import price_of
 from gateway.service.loop.checks import flags_with_verdicts
 from gateway.service.loop.state import Loop, StepRun

@@ -32,7 +32,7 @@ class Sink(Protocol):
         ...
 
     def about(self, reply: Mapping[str, Any]) -> None:
-        """Take what a reply or chunk says about itself beside its choices: `service_tier`, `system_fingerprint`."""
+        """Take what a reply or chunk says about itself beside its choices."""
         ...
 
 

@@ -46,7 +46,7 @@ def check_whole(reply: Mapping[str, Any], usage: Usage, request: Mapping[str, An
 
 
 def check_stream(chunks: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> None:
-    """Raises EmptyReply for all chunks of a stream, of which none says anything; UpstreamProtocol where there is none."""
+    """Raises EmptyReply for the chunks of a stream of which none says anything, UpstreamProtocol without any."""
     if not chunks:
         raise UpstreamProtocol("the worker's stream was empty")
     _check(read_usage(chunks[-1]), request)

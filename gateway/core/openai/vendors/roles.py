@@ -34,9 +34,9 @@ class Template:
 ANY = Template()
 
 
-def for_template(messages: Sequence[dict[str, Any]], template: Template) -> list[dict[str, Any]]:
+def for_template(messages: Sequence[Message], template: Template) -> list[dict[str, Any]]:
     """The messages as the template takes them."""
-    turns = list(messages)
+    turns = [dict(message) for message in messages]
     if template == ANY:
         return turns
     if not template.developer:
