@@ -11,7 +11,7 @@ import json
 import re
 from decimal import Decimal
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
