@@ -100,6 +100,8 @@ class HttpWorkers:
         content = upstream.encode(as_sent(call, body))
         deadline = asyncio.get_running_loop().time() + call.timeout_s
         response = await self._opened(call, content, deadline)
+        if "event-stream" not in response.headers.get("content-type", ""):
+            return await self._read_reply(call, body, content, response, deadline)
         response.gather()
         return await collected(call, self._chunks(call, body, content, response, deadline, call.timeout_s))
 

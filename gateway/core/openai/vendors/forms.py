@@ -6,14 +6,15 @@ Vendors take one for the other, leave out the message of a reply that a filter s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from gateway.core.openai.vendor import REASONING
 from gateway.errors import UpstreamProtocol
 
 Part = Literal["message", "delta"]
 _OTHER: Mapping[Part, Part] = {"message": "delta", "delta": "message"}
-_FAULTS = ("error", "errors")
 _FAILED = (("object", "error"), ("type", "error"), ("success", False), ("status", "error"))
 _WORDS = ("message", "msg", "detail")
 
@@ -27,7 +28,7 @@ def fault_in(body: Mapping[str, Any]) -> Any:
         return body
     choices = body.get("choices")
     if not choices:
-        told = any(body.get(name) for name in _FAULTS) or any(body.get(name) == value for name, value in _FAILED)
+        told = bool(body.get("errors")) or any(body.get(name) == value for name, value in _FAILED)
         return body if told or ("usage" not in body and _only_words(body)) else None
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, Mapping) and choice.get("error") and not _says(choice):  # OpenRouter's
@@ -70,4 +71,39 @@ def _gets(choice: Any, part: Part) -> bool:
         value = choice[part] = other
     elif value is None and choice and (part == "delta" or choice.get("finish_reason")):
         value = choice[part] = {}
-    return isinstance(value, dict)
+    if not isinstance(value, dict):
+        return False
+    if not isinstance(value.get("content"), str | None):
+        choice[part] = with_text(value)
+    return True
+
+
+def with_text(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A message or delta whose content is text. Parts that think become `reasoning_content`."""
+    content = fields.get("content")
+    if content is None or isinstance(content, str):
+        return dict(fields)
+    if not isinstance(content, list) and not (isinstance(content, Mapping) and "type" in content):
+        return {**fields, "content": json.dumps(content, ensure_ascii=False)}  # an object as its schema wants it
+    raw = content if isinstance(content, list) else [content]
+    parts = [{"text": part} if isinstance(part, str) else part for part in raw if isinstance(part, Mapping | str)]
+    texts = [_part_text(part, "text") for part in parts if part.get("type") != "thinking"]
+    thinking = "".join(_part_text(part, "thinking") for part in parts if part.get("type") == "thinking")
+    reasoning = {"reasoning_content": thinking} if thinking and not has_state(fields, REASONING) else {}
+    return {**fields, "content": "".join(texts) if texts else None, **reasoning}
+
+
+def _part_text(part: Mapping[str, Any], name: str) -> str:
+    value = part.get(name)
+    inner = [_part_text(one, "text") for one in as_list(value) if isinstance(one, Mapping)]
+    return value if isinstance(value, str) else "".join(inner)
+
+
+def has_state(fields: Mapping[str, Any], names: tuple[str, ...]) -> bool:
+    """Whether one of these properties says something."""
+    return any(fields.get(name) for name in names)
+
+
+def as_list(value: Any) -> list[Any]:
+    """The value where it is a list, else an empty one."""
+    return value if isinstance(value, list) else []

@@ -16,6 +16,7 @@ from typing import Any
 
 from gateway.core.openai.options import custom_input
 from gateway.core.openai.vendor import CALL_FIELDS, MESSAGE_FIELDS, REASONING, is_portable, mark, new_id
+from gateway.core.openai.vendors.forms import as_list, has_state, with_text
 
 CALLS_MAX = 128
 FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
@@ -40,7 +41,7 @@ class _Call:
 
     id: str
     vendor_id: str | None
-    name: str = ""
+    name: str = ""  # as the worker says it
     text: str = ""  # its arguments
     is_marked: bool = False
     is_custom: bool = False  # a custom tool stands behind its function
@@ -114,14 +115,14 @@ class Mender:
         plain = choice.get("message")
         if type(plain) is dict and _PLAIN.issuperset(plain) and isinstance(plain.get("content"), str):
             return _with_finish({**choice, "message": dict(plain)})
-        message = self._with_calls(_with_text(choice.get("message") or {}))
-        calls = [call for call in _list(message.get("tool_calls")) if isinstance(call, Mapping)][:CALLS_MAX]
-        state = _has_state(message, MESSAGE_FIELDS) or (bool(calls) and _has_state(message, REASONING))
+        message = self._with_calls(with_text(choice.get("message") or {}))
+        calls = [call for call in as_list(message.get("tool_calls")) if isinstance(call, Mapping)][:CALLS_MAX]
+        state = has_state(message, MESSAGE_FIELDS) or (bool(calls) and has_state(message, REASONING))
         if calls:
             ids: set[str] = set()
             mended = [self._call(_without_index(call), state, ids) for call in calls]
             message["tool_calls"] = mended
-            state = state or any(_has_state(call, CALL_FIELDS) for call in mended)
+            state = state or any(has_state(call, CALL_FIELDS) for call in mended)
         elif "tool_calls" in message:
             del message["tool_calls"]
         if state:
@@ -150,7 +151,7 @@ class Mender:
         call = self._custom(call)
         mended = {**call, "id": our_id, "type": _kind(call)}
         mended[mended["type"]] = self._named(_details(call, whole=True))
-        if vendor_id or _has_state(call, CALL_FIELDS):
+        if vendor_id or has_state(call, CALL_FIELDS):
             mended["extra_content"] = mark(call, self._origin, vendor_id)
         return mended
 
@@ -172,7 +173,7 @@ class Mender:
     def _id(self, call: Mapping[str, Any], state: bool, ids: Container[str]) -> tuple[str, str | None]:
         """(the id that the client gets, the vendor's id that it replaces). `ids`: of the calls before."""
         vendor_id = call.get("id")
-        state = state or _has_state(call, CALL_FIELDS)
+        state = state or has_state(call, CALL_FIELDS)
         if not isinstance(vendor_id, str) or not vendor_id or vendor_id in ids:
             return new_id(with_state=state), None
         if is_portable(vendor_id) and not state:
@@ -183,10 +184,10 @@ class Mender:
 
     def _piece(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         progress = self._choices.setdefault(_index(choice), _Choice())
-        delta = self._with_calls(_with_text(choice.get("delta") or {}))
-        calls = [call for call in _list(delta.pop("tool_calls", None)) if isinstance(call, Mapping)]
-        progress.reasoned = progress.reasoned or _has_state(delta, REASONING)
-        state = _has_state(delta, MESSAGE_FIELDS) or any(_has_state(call, CALL_FIELDS) for call in calls)
+        delta = self._with_calls(with_text(choice.get("delta") or {}))
+        calls = [call for call in as_list(delta.pop("tool_calls", None)) if isinstance(call, Mapping)]
+        progress.reasoned = progress.reasoned or has_state(delta, REASONING)
+        state = has_state(delta, MESSAGE_FIELDS) or any(has_state(call, CALL_FIELDS) for call in calls)
         state = state or (bool(calls) and progress.reasoned)
         marks_now = state and not progress.marked
         progress.marked = progress.marked or state
@@ -213,15 +214,15 @@ class Mender:
         piece: dict[str, Any] = {name: value for name, value in call.items() if name not in ("id", "type", "index")}
         if at < len(progress.calls):
             return self._next_piece(call, at, piece | ({kind: details} if kind in call else {}), progress)
+        known = _Call("", call.get("id") or None, details.get("name") or "", details.get(_INPUTS[kind]) or "")
         details = self._named(details)
         piece |= {kind: details} if kind in call else {}
-        known = _Call("", call.get("id") or None, details.get("name") or "", details.get(_INPUTS[kind]) or "")
-        known.is_custom = kind == "custom" or known.name in self._customs
+        known.is_custom = kind == "custom" or details.get("name") in self._customs
         known.id, replaced = self._id(call, progress.marked, [one.vendor_id or "" for one in progress.calls])
         progress.calls.append(known)
         if known.is_custom and kind != "custom":
             kind, piece = "custom", _custom_piece(piece, at, progress)
-        if replaced or _has_state(call, CALL_FIELDS):
+        if replaced or has_state(call, CALL_FIELDS):
             known.is_marked = True
             piece["extra_content"] = mark(call, self._origin, replaced)
         piece.setdefault(kind, {})
@@ -241,7 +242,7 @@ class Mender:
             known.text += details.get(_INPUTS[kind]) or ""
         if known.is_custom and kind != "custom":
             piece = _custom_piece(piece, at, progress)
-        if _has_state(call, CALL_FIELDS) and not known.is_marked:  # once: clients join the texts of all pieces
+        if has_state(call, CALL_FIELDS) and not known.is_marked:  # once: clients join the texts of all pieces
             known.is_marked = True
             piece["extra_content"] = mark(call, self._origin)
         return {"index": at, **piece}
@@ -330,27 +331,6 @@ def _details(call: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
     return {"name": "", _INPUTS[kind]: "", **details}
 
 
-def _with_text(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A message or delta whose content is text. Parts that think become `reasoning_content`."""
-    content = fields.get("content")
-    if content is None or isinstance(content, str):
-        return dict(fields)
-    if not isinstance(content, list) and not (isinstance(content, Mapping) and "type" in content):
-        return {**fields, "content": json.dumps(content, ensure_ascii=False)}  # an object as its schema wants it
-    raw = content if isinstance(content, list) else [content]
-    parts = [{"text": part} if isinstance(part, str) else part for part in raw if isinstance(part, Mapping | str)]
-    texts = [_part_text(part, "text") for part in parts if part.get("type") != "thinking"]
-    thinking = "".join(_part_text(part, "thinking") for part in parts if part.get("type") == "thinking")
-    reasoning = {"reasoning_content": thinking} if thinking and not _has_state(fields, REASONING) else {}
-    return {**fields, "content": "".join(texts) if texts else None, **reasoning}
-
-
-def _part_text(part: Mapping[str, Any], name: str) -> str:
-    value = part.get(name)
-    inner = [_part_text(one, "text") for one in _list(value) if isinstance(one, Mapping)]
-    return value if isinstance(value, str) else "".join(inner)
-
-
 def _with_finish(choice: dict[str, Any]) -> dict[str, Any]:
     reason = choice.get("finish_reason")
     if reason is None or reason in FINISH_REASONS:
@@ -362,14 +342,6 @@ def _without_index(call: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in call.items() if name != "index"}
 
 
-def _has_state(fields: Mapping[str, Any], names: tuple[str, ...]) -> bool:
-    return any(fields.get(name) for name in names)
-
-
 def _index(choice: Mapping[str, Any]) -> int:
     index = choice.get("index")
     return index if isinstance(index, int) else 0
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
