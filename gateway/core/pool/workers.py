@@ -39,6 +39,7 @@ Capability = Literal[
 ]  # fmt: skip
 Turn = Literal["developer", "system", "late_system", "repeated_roles", "name", "empty_content"]
 TURNS: tuple[str, ...] = get_args(Turn)  # what a chat template may refuse: it gets another form of it
+URL_PROVIDERS = ("openai", "anthropic", "azure", "openrouter", "groq", "mistral", "xai")  # LiteLLM sends them URLs
 RESPONSES_LACK = (  # what chat completions have and the Responses API has not
     *("n", "stop", "seed", "logit_bias", "frequency_penalty", "presence_penalty", "prediction", "modalities", "audio"),
     *("functions", "function_call", "web_search_options"),
@@ -183,7 +184,8 @@ class WorkerSpec(FrozenModel):
             raise ValueError("kind litellm needs `model`, e.g. anthropic/claude-sonnet-4-5")
         if self.task != "chat" and self.kind not in MODEL_KINDS:
             raise ValueError(f"kind {self.kind} has no task {self.task}; leave `task` out")
-        if self.fetches and self.kind != "openai":
+        provider = (self.model or "").partition("/")[0] if self.kind == "litellm" else self.kind
+        if self.fetches and provider not in URL_PROVIDERS:
             raise ValueError(f"kind {self.kind} would be fetched for in this process; leave `fetches` out")
         if self.kind == "tool" and not self.url:
             raise ValueError("kind tool needs `url`: an http(s) endpoint, builtin:vote or builtin:python")
