@@ -16,7 +16,7 @@ from typing import Any, Literal
 from gateway.core.anthropic.blocks import Turn, conversation, system_turn
 from gateway.core.anthropic.thinking import Display
 from gateway.core.anthropic.tools import chat_choice, chat_tools
-from gateway.core.openai.chat import MEDIA_BYTES_MAX, TOKENS_MAX, ChatRequest, parse_request
+from gateway.core.openai.chat import MEDIA_BYTES_MAX, STOPS_MAX, TOKENS_MAX, ChatRequest, parse_request
 from gateway.core.openai.shapes import (
     FLAG,
     FREE_TEXT,
@@ -57,7 +57,7 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
     "max_tokens": ("chat", integer(1, TOKENS_MAX), "an integer above 0"),
     "stream": ("read", *FLAG),
     "metadata": ("chat", mapping, "an object; its `user_id` is a string of at most 512 characters"),
-    "stop_sequences": ("chat", array(0, 4, str), "up to 4 strings"),
+    "stop_sequences": ("chat", array(0, STOPS_MAX, str), f"up to {STOPS_MAX} strings"),
     "temperature": ("chat", number(0, 1), "a number from 0 to 1"),
     "top_p": ("chat", number(0, 1), "a number from 0 to 1"),
     "top_k": ("chat", integer(0, TOKENS_MAX), "an integer of at least 0"),

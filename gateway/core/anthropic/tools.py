@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.core.openai.options import NAME_CHARS_MAX
 from gateway.core.openai.shapes import (
     FLAG,
     FREE_TEXT,
@@ -22,7 +23,6 @@ from gateway.core.openai.shapes import (
 )
 from gateway.errors import BadRequest
 
-NAME_CHARS_MAX = 64  # OpenAI's limit, which workers keep to; Anthropic's is 128
 _TOOL: Properties = {
     "type": FREE_TEXT,
     "name": (text(NAME_CHARS_MAX, r"[a-zA-Z0-9_-]+"), f"1 to {NAME_CHARS_MAX} letters, digits, _ or -"),

@@ -29,6 +29,9 @@ from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import most_units
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.vendor import for_worker
+from gateway.core.openai.vendors.hosts import limits_of, template_of
+from gateway.core.openai.vendors.names import told_names, with_told_names
+from gateway.core.openai.vendors.roles import for_template
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, TOKENS_PER_TURN, declared_text, request_text
 from gateway.core.pool.models import adapt, model_of, takes_media_in_results, vendor_params
 from gateway.core.pool.workers import Price, WorkerSpec
@@ -67,7 +70,7 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
         return {**loop.params, "max_tokens": min(loop.params.get("max_tokens", TOKENS_DEFAULT), spec.output_tokens_max)}
     params = {name: value for name, value in loop.params.items() if name not in HINTS or name not in spec.cannot}
     params = _with_cache(spec, params) if answers else {}
-    others = params.keys() - FIELDS.keys() - vendor_params(spec)
+    others = params.keys() - (FIELDS.keys() - {"service_tier"}) - vendor_params(spec)
     params, changes = adapt(spec, {name: value for name, value in params.items() if name not in others})
     hosted, lacking = loop.hosted.for_worker(spec.hosted) if answers else ({}, [])
     run.left_out = [*changes, *sorted(others), *lacking]
@@ -78,9 +81,11 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
     messages = for_worker(messages, spec.origin)
     messages = messages if takes_media_in_results(spec) else with_results_as_text(messages)
-    sent = _with_cache(spec, {"messages": messages})
+    sent = _with_cache(spec, {"messages": for_template(messages, template_of(spec))})
     body = {**params, **sent, name: min(wanted, spec.output_tokens_max)}
     body = body if model_of(spec).custom_tools else custom_as_functions(body)
+    run.names = told_names(body, limits_of(spec).name_chars)
+    body = with_told_names(body, run.names) if run.names else body
     tools = [*body.get("tools", ()), *hosted.get("tools", ())]
     return {**body, **hosted, "tools": tools} if hosted else body
 

@@ -204,7 +204,7 @@ class Running:
         self.body: dict[str, Any] | None = None
         self.error: BatonError | None = None
         self.usage = Usage()
-        self.reply_facts: dict[str, str] = {}  # `service_tier`, `system_fingerprint` of the reply
+        self.reply_facts: dict[str, Any] = {}  # what the reply says of itself
         self.finished = asyncio.Event()
         self.work: asyncio.Task[Any] | None = None  # what `cancel` stops; None before and after it
         self._items: deque[StreamItem] = deque()
