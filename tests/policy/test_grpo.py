@@ -172,7 +172,7 @@ def test_k3_is_zero_at_equality_positive_elsewhere_and_close_to_kl() -> None:
 
 @pytest.mark.parametrize("x", [-90.0, -20.5, -20.0, -19.0, -1.0, -0.1, 0.1, 3.0, 30.0])
 def test_k3_pulls_back_at_every_distance(x: float) -> None:
-    """The gradient is 1 − e^−x as far as e^20, and there it stays: never of the other sign, always that of the value."""
+    """The gradient is 1 − e^−x as far as e^20, and there it stays: never of the other sign."""
     logprobs = torch.tensor([[x - 0.5]], dtype=torch.float64, requires_grad=True)
     reference, mask = torch.tensor([[-0.5]], dtype=torch.float64), torch.tensor([[True]])
     grpo.k3_kl(logprobs, reference, mask).sum().backward()
