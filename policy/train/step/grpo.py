@@ -377,8 +377,8 @@ def k3_kl(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     x = log π/reference; 0 where masked out. Below −LOG_RATIO_MAX it goes on along its tangent: e^−x would overflow, and
     a constant in its place would leave the gradient of x, which pushes away from the reference."""
     ratio_log = log_ratio(logprobs, reference, mask)
-    beyond = (-ratio_log - LOG_RATIO_MAX).clamp_min(0.0)
-    return torch.expm1(-ratio_log.clamp_min(-LOG_RATIO_MAX)) + ratio_log + beyond * math.exp(LOG_RATIO_MAX)
+    beyond = torch.where(ratio_log < -LOG_RATIO_MAX, -ratio_log - LOG_RATIO_MAX, 0.0) * math.exp(LOG_RATIO_MAX)
+    return torch.expm1(-ratio_log.clamp_min(-LOG_RATIO_MAX)) + ratio_log + beyond
 
 
 def token_mean(values: Tensor, mask: Tensor, token_count: int | None = None) -> Tensor:
