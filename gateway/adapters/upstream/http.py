@@ -1,4 +1,4 @@
-"""Workers behind any OpenAI-compatible endpoint, over connections of our own (`http1/`; ADR 0041).
+"""Workers behind any OpenAI-compatible endpoint or Anthropic's, over connections of our own (`http1/`; ADR 0041).
 
 Each call is one attempt, without retries, redirects, cookies or a proxy from the environment. Everything is bounded:
 the call by `timeout_s`, the silence between chunks, and the decoded size of a reply and of one stream event.
@@ -16,29 +16,17 @@ from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream import replies
 from gateway.adapters.upstream.http1.pool import Http1Reply
 from gateway.adapters.upstream.sse import DONE, SseEvent, SseParser
+from gateway.adapters.upstream.wires import PATHS, ChunkMaker, wire_of
 from gateway.core.access import depth
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.reply import TextChunk, chunks_of, read_text
-from gateway.core.openai.responses.outbound import Chunks, to_completion, to_request
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.texts import as_chat, check_embeddings, chunk_as_chat
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, billed_usage, read_usage, text_bytes, usage_body
-from gateway.core.pool.models import model_of
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerReply
 
-PATHS: Mapping[Endpoint, str] = {
-    "chat": "chat/completions",
-    "completions": "completions",
-    "embeddings": "embeddings",
-    "moderations": "moderations",
-    "rerank": "rerank",
-    "images": "images/generations",
-    "speech": "audio/speech",
-    "transcriptions": "audio/transcriptions",
-    "translations": "audio/translations",
-}
 HEAD: Mapping[str, Any] = {"id": "", "created": 0, "model": ""}  # what names a chunk, before one came
 STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 # What a stream may not carry as a whole reply does: calls and what belongs to them, sound, sources, log-probs, ids.
@@ -158,7 +146,7 @@ class HttpWorkers:
         deadline: float,
         gap_s_max: float,
     ) -> WorkerStream:
-        is_chat = call.endpoint == "chat" and not asks_responses(call)
+        is_chat = call.endpoint == "chat" and wire_of(call) is None
         try:
             pieces = replies.Pieces(response, self._reply_bytes_max)
         except UpstreamError:  # nothing of it can be read
@@ -178,7 +166,7 @@ class HttpWorkers:
 
     async def _open(self, call: WorkerCall, content: bytes, kind: str, deadline: float) -> Http1Reply:
         """Open a response with status 200. To close it before its end closes the connection."""
-        secret = self._secrets.get(call.worker.name)
+        secret, wire = self._secrets.get(call.worker.name), wire_of(call)
         headers = {
             "content-type": kind,
             "accept-encoding": "identity",
@@ -187,10 +175,13 @@ class HttpWorkers:
         }
         if call.traceparent:
             headers["traceparent"] = call.traceparent
-        if secret:
+        if wire is not None:
+            headers |= wire.headers(secret, {**call.worker.params, **call.body})
+        elif secret:
             headers["authorization"] = f"Bearer {secret}"
-        path = "responses" if asks_responses(call) else PATHS[call.endpoint]
-        url = upstream.endpoint_url(self._base(call), path)
+        path, base = PATHS[call.endpoint], self._base(call)
+        path, base = (path, base) if wire is None else (wire.path, wire.base(base))
+        url = upstream.endpoint_url(base, path)
         response = await self._client.connections().post(url, headers, content, deadline)
         if response.status_code == 200:
             return response
@@ -284,7 +275,8 @@ class WorkerStream:
     ) -> None:
         self._call, self._body, self._request_bytes = call, body, request_bytes
         self._events, self._secret = events, secret
-        self._wire = Chunks() if asks_responses(call) else None
+        wire = wire_of(call)
+        self._wire = None if wire is None else wire.chunks()
         self._tally = StreamTally()
         self._error: UpstreamError | None = None
 
@@ -327,33 +319,36 @@ class WorkerStream:
         await self._events.aclose()
 
 
-def asks_responses(call: WorkerCall) -> bool:
-    """Whether the worker is asked by the Responses API."""
-    return call.worker.api == "responses" and call.endpoint == "chat"
-
-
 def as_sent(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
     """The body in the form of the worker's API."""
-    return to_request(body, with_state=model_of(call.worker).completion_tokens) if asks_responses(call) else body
+    wire = wire_of(call)
+    return body if wire is None else wire.request(call.worker, body)
 
 
 def request_body(call: WorkerCall) -> dict[str, Any]:
     """The body to send: the pool file's defaults, overridden by the call's own body, with the upstream's model name."""
-    return {**call.worker.params, **call.body, "model": call.worker.model}
+    model = call.worker.model or ""
+    return {
+        **call.worker.params,
+        **call.body,
+        "model": model.removeprefix("anthropic/") if call.worker.speaks_messages else model,
+    }
 
 
 def streams_alike(call: WorkerCall, body: Mapping[str, Any]) -> bool:
     """Whether a stream says all that the whole reply would: it is text, and the worker streams."""
-    return call.endpoint == "chat" and "stream" not in call.worker.cannot and BEYOND_TEXT.isdisjoint(body)
+    is_plain = call.endpoint == "chat" and not call.worker.speaks_messages
+    return is_plain and "stream" not in call.worker.cannot and BEYOND_TEXT.isdisjoint(body)
 
 
 def check_reply(call: WorkerCall, body: dict[str, Any], secret: str | None = None) -> dict[str, Any]:
     """Return the body if it is valid for its endpoint, a text completion and a response in the form of chat. Raises
     UpstreamProtocol, and UpstreamError for a response that failed."""
-    if asks_responses(call):
-        body = to_completion(body)
+    if (wire := wire_of(call)) is not None:
+        body = wire.completion(body)
         if "error" in body:
             raise upstream.event_error(body["error"], secret)
+        return check_completion(body)
     if call.endpoint == "embeddings":
         return check_embeddings(body, call.body)
     return check_completion(as_chat(body) if call.endpoint == "completions" else body)
@@ -373,7 +368,7 @@ def check_completion(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_chunk(
-    event: SseEvent, secret: str | None, endpoint: Endpoint = "chat", wire: Chunks | None = None
+    event: SseEvent, secret: str | None, endpoint: Endpoint = "chat", wire: ChunkMaker | None = None
 ) -> dict[str, Any]:
     """The chunk of an event; `wire` makes it from one of the Responses API. Raises UpstreamProtocol for an invalid
     chunk, UpstreamError for an error event."""
@@ -381,7 +376,7 @@ def parse_chunk(
     chunk = chunk if wire is None else wire.chunk(chunk)
     if chunk.get("error") or event.name == "error":
         raise upstream.event_error(chunk.get("error") or chunk, secret)
-    chunk = chunk_as_chat(chunk) if endpoint == "completions" else chunk
+    chunk = chunk_as_chat(chunk) if endpoint == "completions" and wire is None else chunk
     choices = chunk.get("choices") or []
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and choice.get("delta") is None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from gateway.core.anthropic.native import BLOCKS, NATIVE_FINISH, filled
 from gateway.core.anthropic.thinking import Display, origin_of, thinking_blocks
 from gateway.errors import BadRequest, BatonError
 
 STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use", "content_filter": "refusal"}
+OWN_STOPS = ("pause_turn", "model_context_window_exceeded", "compaction")  # that chat has no word for
 KEY_HEADER = "x-api-key"
 VERSION_HEADER = "anthropic-version"
 OVERLOADED = 529
@@ -67,8 +69,12 @@ def finished_message(head: MessageHead, completion: Mapping[str, Any]) -> dict[s
     choice = _choice(completion)
     message = choice.get("message")
     message = message if isinstance(message, Mapping) else {}
-    content = [*thinking_blocks(message, head.display, origin_of(message)), *_texts(message)]
-    content += [call_block(head, call, at) for at, call in enumerate(calls_of(message))]
+    thoughts = thinking_blocks(message, head.display, origin_of(message))
+    calls = [call_block(head, call, at) for at, call in enumerate(calls_of(message))]
+    if order := message.get(BLOCKS):
+        content = list(filled(order, thoughts, calls))
+    else:
+        content = [*thoughts, *_texts(message), *calls]
     ending = stop_of(head, choice, message.get("refusal"), called=bool(calls_of(message)))
     return empty_message(head) | {"content": content, **ending, "usage": usage_of(completion)}
 
@@ -79,9 +85,11 @@ def stop_of(head: MessageHead, choice: Mapping[str, Any], refusal: Any, *, calle
         details = {"type": "refusal", "category": None, "explanation": refusal}
         return {"stop_reason": "refusal", "stop_sequence": None, "stop_details": details}
     finish, sequence = choice.get("finish_reason"), choice.get("stop_reason")
-    if isinstance(sequence, str) and sequence in head.stops:  # vLLM says which sequence it was
+    if isinstance(sequence, str) and sequence in head.stops:  # vLLM and Anthropic say which sequence it was
         return {"stop_reason": "stop_sequence", "stop_sequence": sequence, "stop_details": None}
     reason = STOPS.get(finish if isinstance(finish, str) else "", "end_turn")
+    if (native := choice.get(NATIVE_FINISH)) in OWN_STOPS:
+        reason = str(native)
     reason = "tool_use" if called and reason == "end_turn" else reason
     details = {"type": "refusal", "category": None, "explanation": None}
     return {"stop_reason": reason, "stop_sequence": None, "stop_details": details if reason == "refusal" else None}
@@ -93,11 +101,14 @@ def usage_of(completion: Mapping[str, Any]) -> dict[str, Any]:
     usage = completion.get("usage") or {}
     read = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     written = (usage.get("prompt_tokens_details") or {}).get("cache_write_tokens")
+    hour = (usage.get("prompt_tokens_details") or {}).get("cache_write_1h_tokens")
+    by_time = {"ephemeral_5m_input_tokens": (written or 0) - (hour or 0), "ephemeral_1h_input_tokens": hour}
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
     prompt = usage.get("prompt_tokens") or 0
     counts: dict[str, Any] = {
         "input_tokens": max(0, prompt - (read or 0) - (written or 0)),
         "cache_creation_input_tokens": written,
+        "cache_creation": None if hour is None else by_time,
         "cache_read_input_tokens": read,
         "output_tokens": usage.get("completion_tokens") or 0,
         "output_tokens_details": None if thought is None else {"thinking_tokens": thought},
@@ -116,7 +127,7 @@ def call_block(head: MessageHead, call: Mapping[str, Any], number: int) -> dict[
     """The `tool_use` block of a tool call, the `number`th of its message."""
     function = function_of(call)
     text = function.get("arguments")
-    return call_start(head, call, number) | {"input": _input(text if isinstance(text, str) else "")}
+    return call_start(head, call, number) | {"input": input_of(text if isinstance(text, str) else "")}
 
 
 def call_start(head: MessageHead, call: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -132,7 +143,7 @@ def function_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return function if isinstance(function, Mapping) else {}
 
 
-def _input(text: str) -> dict[str, Any]:
+def input_of(text: str) -> dict[str, Any]:
     """Arguments as an object. Text that is none is put under `arguments`, where the client's own check of the input
     finds it and tells the model."""
     try:

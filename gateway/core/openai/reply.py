@@ -58,6 +58,7 @@ def _complete_choice(choice: Mapping[str, Any], index: int) -> dict[str, Any]:
         "message": message,
         "finish_reason": choice.get("finish_reason") or "stop",
         "logprobs": choice.get("logprobs"),
+        **{name: choice[name] for name in ("stop_reason", "native_finish_reason") if choice.get(name)},
     }
 
 
@@ -359,8 +360,7 @@ def _append(texts: dict[str, Any], pieces: Mapping[str, Any]) -> None:
 
 
 def _index(piece: Mapping[str, Any], default: int) -> int:
-    index = piece.get("index")
-    return index if isinstance(index, int) else default
+    return index if isinstance(index := piece.get("index"), int) else default
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from gateway.core.openai.parts import with_media
 from gateway.core.openai.tasks.replies import reply_of, to_log
 from gateway.core.policies import grading
 from gateway.core.policies.versions import Pick
+from gateway.core.pool.models import hosted_types
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admin.sessions import Sessions
@@ -120,7 +121,7 @@ class Completer:
         asked = self._catalog.resolve(principal, chat.model, context.pool, chat.endpoint)
         choice = with_able_workers(asked, chat)
         if chat.left_out:
-            hosted = {kind for spec in choice.workers for kind in spec.hosted}
+            hosted = {kind for spec in choice.workers for kind in hosted_types(spec, chat.left_out)}
             chat = replace(chat, left_out=tuple(kind for kind in chat.left_out if kind not in hosted))
         session = None if context.session is None else await self._sessions.enter(principal.public_id, context.session)
         caps = self._sessions.narrow(policies.caps.narrow(principal.caps).narrow(context.caps), session)

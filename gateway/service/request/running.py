@@ -340,7 +340,8 @@ def reply_headers(record: RolloutRecord, standing: str = "") -> dict[str, str]:
     if by := record.caps.get("capped_by"):
         headers["x-baton-capped-by"] = by
     if record.steps and (lowered := record.steps[-1].lowered):
-        headers["x-baton-lowered"] = f"max_tokens={lowered['max_tokens']}, asked={lowered['asked']}, by={lowered['by']}"
+        names = [name for name in ("max_tokens", "asked", "by", "budget_tokens") if name in lowered]
+        headers["x-baton-lowered"] = ", ".join(f"{name}={lowered[name]}" for name in names)
     if cut := [(step.step, attempt.cut) for step in record.steps for attempt in step.attempts if attempt.cut]:
         index, parts = cut[-1]
         headers["x-baton-cut"] = ", ".join(
