@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gateway.core.anthropic.native import BLOCKS, NATIVE_FINISH
+from gateway.core.anthropic.native import BLOCKS, NATIVE_FINISH, NATIVE_USAGE
 from gateway.core.anthropic.reply import MessageHead, call_start, empty_message, function_of, stop_of, usage_of
 from gateway.core.anthropic.thinking import origin_of, thinking_blocks
 
@@ -47,7 +47,9 @@ class MessageEvents:
     def completed(self, completion: Mapping[str, Any]) -> list[Event]:
         """The last events of a successful reply."""
         ending = stop_of(self._head, self._last, self._refusal, called=bool(self._calls))
-        usage = {name: count for name, count in usage_of(completion).items() if name != "service_tier"}
+        usage = usage_of(completion, self._last)
+        if usage["service_tier"] == "standard":  # as the first event said
+            del usage["service_tier"]
         return [
             *self._close(),
             *self._late(),
@@ -77,7 +79,9 @@ class MessageEvents:
                 if isinstance(call, Mapping):
                     yield from self._call(call)
         self._last |= {
-            name: choice[name] for name in ("finish_reason", "stop_reason", NATIVE_FINISH) if choice.get(name)
+            name: choice[name]
+            for name in ("finish_reason", "stop_reason", NATIVE_FINISH, NATIVE_USAGE)
+            if choice.get(name)
         }
 
     def _native(self, block: Mapping[str, Any]) -> Iterator[Event]:

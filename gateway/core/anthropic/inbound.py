@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gateway.core.anthropic.native import BLOCKS, NATIVE_FINISH, THOUGHTS, layout
+from gateway.core.anthropic.native import BLOCKS, NATIVE_FINISH, NATIVE_USAGE, THOUGHTS, layout
 from gateway.core.anthropic.outbound import JSON_TOOL
 
 Block = dict[str, Any]
@@ -34,7 +34,10 @@ STATUSES = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-_TEXTS = {"text": ("text", "content"), "thinking": ("thinking", "reasoning_content")}
+_COUNTS = (  # of its usage, that chat's has too
+    *("input_tokens", "output_tokens", "output_tokens_details"),
+    *("cache_creation", "cache_creation_input_tokens", "cache_read_input_tokens"),
+)
 
 
 def to_completion(message: Mapping[str, Any]) -> Block:
@@ -86,6 +89,8 @@ def _ending(end: Mapping[str, Any], *, called: bool) -> Block:
     ending: Block = {"finish_reason": "stop" if finish == "tool_calls" and not called else finish}
     sequence = end.get("stop_sequence")
     ending |= {NATIVE_FINISH: reason} if isinstance(reason, str) else {}
+    beside = {name: value for name, value in _object(end.get("usage")).items() if name not in _COUNTS}
+    ending |= {NATIVE_USAGE: told} if (told := {name: one for name, one in beside.items() if one is not None}) else {}
     return ending | ({"stop_reason": sequence} if isinstance(sequence, str) else {})
 
 
@@ -137,6 +142,7 @@ class MessageChunks:
         self._usage: Block = {}
         self._open: Block = {}  # the block that has begun; of text and of a hosted tool with all that came of it
         self._input: list[str] = []  # pieces of its input, of a hosted tool
+        self._marked = False  # whether its beginning was told
         self._calls = 0
         self._chars = 0  # of the text
 
@@ -150,8 +156,9 @@ class MessageChunks:
             self._head |= {name: message[name] for name in ("id", "model") if message.get(name)}
             return self._head | {"choices": [], **self._counted(message)}
         if kind == "message_delta":
-            end = {"index": 0, "delta": {}, **_ending(_object(event.get("delta")), called=bool(self._calls))}
-            return self._head | {"choices": [end], **self._counted(event)}
+            counted = self._counted(event)
+            ending = _ending({**_object(event.get("delta")), "usage": self._usage}, called=bool(self._calls))
+            return self._head | {"choices": [{"index": 0, "delta": {}, **ending}], **counted}
         delta: Block = {}
         if kind == "content_block_start":
             delta = self._begun(_object(event.get("content_block")))
@@ -170,8 +177,9 @@ class MessageChunks:
         before, kind = self._open.get("type"), block.get("type")
         self._open, self._input = {**block}, []
         known = kind in ("text", "thinking", "redacted_thinking", "tool_use")
-        follows = kind == before or (bool(self._calls) and kind != before) or block.get("citations") is not None
-        marker = {BLOCKS: [{"type": kind, **self._cites()}]} if known and follows and before else {}
+        follows = before is not None and (kind == before or self._calls > 0)
+        self._marked = known and (follows or block.get("citations") is not None)
+        marker = {BLOCKS: [{"type": kind, **self._cites()}]} if self._marked else {}
         if kind == "tool_use" and block.get("name") != JSON_TOOL:
             self._calls += 1
             function = {"name": block.get("name"), "arguments": ""}
@@ -219,7 +227,8 @@ class MessageChunks:
         if kind == "text":
             start, text = self._chars - block.get("length", 0), " " * block.get("length", 0)
             cited = _annotations([{**block, "text": text}], start)
-            return {"annotations": cited} if cited else {}
+            empty = {BLOCKS: [{"type": "text", **self._cites()}]} if not (text or self._marked) else {}
+            return empty | ({"annotations": cited} if cited else {})
         if kind is None or kind in (*THOUGHTS, "tool_use"):
             return {}
         return {BLOCKS: [{**block, **self._whole_input()}]}

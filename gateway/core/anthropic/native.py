@@ -15,6 +15,7 @@ Block = dict[str, Any]
 PARAM, BLOCK, BLOCKS = "anthropic", "block", "blocks"
 CACHE = "cache_control"
 NATIVE_FINISH = "native_finish_reason"  # of a choice: Anthropic's own word for why it ended
+NATIVE_USAGE = "native_usage"  # of a choice: what Anthropic's usage says besides tokens
 IS_ERROR = "is_error"  # of a tool message
 THOUGHTS = ("thinking", "redacted_thinking")
 BETAS = "betas"  # names of the header `anthropic-beta`
@@ -26,7 +27,7 @@ def layout(content: Sequence[Mapping[str, Any]]) -> list[Block] | None:
     """The layout of a turn; None if its chat message says it all: thinking, at most one text, then calls."""
     places = [_KINDS.get(str(block.get("type")), -1) for block in content]
     plain = -1 not in places and places == sorted(places) and places.count(1) < 2
-    if plain and not any(_extras(block) for block in content):
+    if plain and not any(_extras(block) or block.get("text") == "" for block in content):
         return None
     return [_placed(block) for block in content]
 

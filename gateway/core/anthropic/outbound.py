@@ -66,7 +66,7 @@ def to_request(chat: Mapping[str, Any]) -> Block:
     body["max_tokens"] = chat.get("max_completion_tokens") or chat.get("max_tokens")
     if "stop_sequences" not in body and (stops := [stop for stop in _stops(chat.get("stop")) if stop.strip()]):
         body["stop_sequences"] = stops
-    body |= {"system": system} if system else {}
+    body |= {"system": _short(system)} if system else {}
     hears_system = _HEARS_SYSTEM.match(str(chat.get("model"))) is not None
     body["messages"] = _turns(messages[first:], hears_system=hears_system)
     return body | _tools(chat, body) | ({} if body["messages"] else {"messages": [_EMPTY_TURN]})
@@ -147,7 +147,8 @@ def _choice(choice: Any) -> Block:
 
 
 def _called(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    names = (block.get("name") for turn in turns for block in turn["content"] if block.get("type") == "tool_use")
+    blocks = (block for turn in turns if isinstance(turn["content"], list) for block in turn["content"])
+    names = (block.get("name") for block in blocks if block.get("type") == "tool_use")
     yield from dict.fromkeys(name for name in names if isinstance(name, str))
 
 
@@ -199,7 +200,12 @@ def _turns(messages: Sequence[Mapping[str, Any]], *, hears_system: bool) -> list
             turns.append({"role": role, "content": blocks})
     if turns and turns[-1]["role"] == "assistant":
         _trim(turns[-1]["content"])
-    return turns
+    return [{**turn, "content": _short(turn["content"])} for turn in turns]
+
+
+def _short(blocks: list[Block]) -> list[Block] | str:
+    """A single plain text as a string."""
+    return blocks[0]["text"] if len(blocks) == 1 and blocks[0].keys() == {"type", "text"} else blocks
 
 
 def _trim(blocks: list[Block]) -> None:
@@ -228,7 +234,7 @@ def _reply(message: Mapping[str, Any]) -> Iterator[Block]:
     if isinstance(function := message.get("function_call"), Mapping):
         calls.append(_call(function, _function_id(function.get("name"))))
     if BLOCKS in message:
-        yield from filled(message[BLOCKS], thoughts, calls)
+        yield from (block for block in filled(message[BLOCKS], thoughts, calls) if block.get("text") != "")
         return
     yield from thoughts
     yield from _blocks(message.get("content"))

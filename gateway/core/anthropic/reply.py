@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.core.anthropic.native import BLOCKS, NATIVE_FINISH, filled
+from gateway.core.anthropic.native import BLOCKS, NATIVE_FINISH, NATIVE_USAGE, filled
 from gateway.core.anthropic.thinking import Display, origin_of, thinking_blocks
 from gateway.errors import BadRequest, BatonError
 
 STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use", "content_filter": "refusal"}
 OWN_STOPS = ("pause_turn", "model_context_window_exceeded", "compaction")  # that chat has no word for
 KEY_HEADER = "x-api-key"
-VERSION_HEADER = "anthropic-version"
+VERSION_HEADER, BETA_HEADER = "anthropic-version", "anthropic-beta"
 OVERLOADED = 529
 BILLING = 402
 ERRORS = {
@@ -36,12 +36,13 @@ ERRORS = {
 @dataclass(frozen=True, slots=True)
 class MessageHead:
     """The facts of a request that its reply repeats. `display`: what becomes of the worker's thinking. `stops`: the
-    request's stop sequences."""
+    request's stop sequences. `input_tokens`: an estimate of its tokens, for the first event of a stream."""
 
     id: str
     model: str
     display: Display
     stops: tuple[str, ...] = ()
+    input_tokens: int = 0
 
     @property
     def hex(self) -> str:
@@ -60,7 +61,7 @@ def empty_message(head: MessageHead) -> dict[str, Any]:
         "stop_reason": None,
         "stop_sequence": None,
         "stop_details": None,
-        "usage": {"input_tokens": 0, "output_tokens": 0},
+        "usage": {"input_tokens": head.input_tokens, "output_tokens": 0, "service_tier": "standard"},
     }
 
 
@@ -76,7 +77,7 @@ def finished_message(head: MessageHead, completion: Mapping[str, Any]) -> dict[s
     else:
         content = [*thoughts, *_texts(message), *calls]
     ending = stop_of(head, choice, message.get("refusal"), called=bool(calls_of(message)))
-    return empty_message(head) | {"content": content, **ending, "usage": usage_of(completion)}
+    return empty_message(head) | {"content": content, **ending, "usage": usage_of(completion, choice)}
 
 
 def stop_of(head: MessageHead, choice: Mapping[str, Any], refusal: Any, *, called: bool) -> dict[str, Any]:
@@ -95,9 +96,9 @@ def stop_of(head: MessageHead, choice: Mapping[str, Any], refusal: Any, *, calle
     return {"stop_reason": reason, "stop_sequence": None, "stop_details": details if reason == "refusal" else None}
 
 
-def usage_of(completion: Mapping[str, Any]) -> dict[str, Any]:
+def usage_of(completion: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
     """The usage of a completion: cached tokens are counted apart from `input_tokens`. A detail that the completion
-    does not have is absent."""
+    does not have is absent. `choice`: of the reply, with what its worker says besides tokens."""
     usage = completion.get("usage") or {}
     read = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     written = (usage.get("prompt_tokens_details") or {}).get("cache_write_tokens")
@@ -114,7 +115,7 @@ def usage_of(completion: Mapping[str, Any]) -> dict[str, Any]:
         "output_tokens_details": None if thought is None else {"thinking_tokens": thought},
         "service_tier": "priority" if completion.get("service_tier") == "priority" else "standard",
     }
-    return {name: value for name, value in counts.items() if value is not None}
+    return {name: value for name, value in counts.items() if value is not None} | dict(choice.get(NATIVE_USAGE) or {})
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:

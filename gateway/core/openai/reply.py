@@ -58,7 +58,7 @@ def _complete_choice(choice: Mapping[str, Any], index: int) -> dict[str, Any]:
         "message": message,
         "finish_reason": choice.get("finish_reason") or "stop",
         "logprobs": choice.get("logprobs"),
-        **{name: choice[name] for name in ("stop_reason", "native_finish_reason") if choice.get(name)},
+        **{name: choice[name] for name in ("stop_reason", "native_finish_reason", "native_usage") if choice.get(name)},
     }
 
 

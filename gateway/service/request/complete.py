@@ -49,7 +49,14 @@ from gateway.service.ports.request import (
 )
 from gateway.service.request.admit import Admission, Policies, RequestContext, no_version
 from gateway.service.request.catalog import Catalog, Choice
-from gateway.service.request.fitting import Fitter, Held, parts_to_fetch, summarizers_of, with_able_workers
+from gateway.service.request.fitting import (
+    Fitter,
+    Held,
+    likely_tokens,
+    parts_to_fetch,
+    summarizers_of,
+    with_able_workers,
+)
 from gateway.service.request.running import Entering, Rates, Reservation, Running, overhead_ms
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
@@ -147,6 +154,7 @@ class Completer:
             self._metrics.admitted(self._clock.monotonic_s() - context.arrived_s)
         running = Running(record, chat, entry, reserved)
         running.progress = context.progress
+        running.input_tokens = likely_tokens(sizes, input_bound)
         loop = self._admission.loop(context, choice, running)
         if context.kept is not None:
             running.kept = context.kept
