@@ -349,6 +349,11 @@ def check_reply(call: WorkerCall, body: dict[str, Any], secret: str | None = Non
         if "error" in body:
             raise upstream.event_error(body["error"], secret)
         return check_completion(body)
+    return check_body(call, body)
+
+
+def check_body(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of one of OpenAI's endpoints if it is valid. Raises UpstreamProtocol."""
     if call.endpoint == "embeddings":
         return check_embeddings(body, call.body)
     return check_completion(as_chat(body) if call.endpoint == "completions" else body)

@@ -37,7 +37,7 @@ _TOOL: Properties = {
     "allowed_callers": (array(0, 8, str), "a list of strings"),
     "input_examples": (array(0, 64, dict), "a list of objects"),
 }
-_NATIVE = ("strict", "eager_input_streaming", "defer_loading", "allowed_callers", "input_examples")
+_NATIVE = ("eager_input_streaming", "defer_loading", "allowed_callers", "input_examples")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _CHOICE: Properties = {
     "type": (one_of(*_CHOICES, "tool"), "auto, any, tool or none"),
