@@ -128,7 +128,7 @@ def _tool(tool: Mapping[str, Any]) -> Block:
         return dict(tool)  # one of Anthropic's own
     names = ("description", "strict") if function.get("strict") else ("description",)
     fields = {name: function[name] for name in names if function.get(name) is not None}
-    schema = {**_EMPTY, **(function.get("parameters") or {})}
+    schema = {"type": "object", **(function.get("parameters") or _EMPTY)}
     cache = {name: tool[name] for name in (CACHE,) if name in tool}
     return {"name": function["name"], **fields, "input_schema": schema, **cache, **tool.get(BLOCK, {})}
 
