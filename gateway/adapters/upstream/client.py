@@ -26,11 +26,14 @@ import yarl
 from httpx_aiohttp import AiohttpTransport
 
 from gateway.adapters.upstream.http1.pool import ConnectionPool
+from gateway.adapters.upstream.sse import BOM
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.body import parse_json
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import check_task, is_raw, task_tokens, units_of
+from gateway.core.openai.vendors import overflow
+from gateway.core.openai.vendors.faults import Fault, fault_of, read_fault, status_of
 from gateway.core.openai.vendors.usage import read_usage, usage_body
 from gateway.errors import (
     ConductorError,
@@ -69,7 +72,6 @@ _NAMED_STATUSES: Mapping[int, type[UpstreamError]] = {
     504: UpstreamTimeout,
     529: UpstreamOverloaded,
 }
-_TOO_LONG = re.compile(r"(?i)context[ _](length|window)|prompt is too long|too many (input )?tokens")
 
 
 class PooledClient(httpx.AsyncClient):
@@ -137,11 +139,12 @@ def http_client(connections_max: int = CONNECTIONS_MAX) -> PooledClient:
 
 
 def parse_object(raw: bytes | str) -> dict[str, Any]:
-    """Parse a reply that must be a JSON object. Raises UpstreamProtocol."""
+    """Parse a reply that must be a JSON object; an error of Google's comes in a list. Raises UpstreamProtocol."""
     try:
-        value = parse_json(raw)
+        value = parse_json(raw.removeprefix(BOM) if isinstance(raw, bytes) else raw)
     except (ValueError, RecursionError):
         raise UpstreamProtocol("the worker's reply is not JSON") from None
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if not isinstance(value, dict):
         raise UpstreamProtocol("the worker's reply is not a JSON object")
     return value
@@ -149,15 +152,20 @@ def parse_object(raw: bytes | str) -> dict[str, Any]:
 
 def status_error(status: int, headers: Mapping[str, str], body: bytes, secret: str | None) -> UpstreamError:
     """The error for a status other than 200. It never contains the worker's key, nor the message of a 401 about it."""
-    message, param, code = _describe(body, secret)
     if status in (401, 403):
         return UpstreamError(f"the worker refused Baton's key ({status})", upstream_status=status)
     if 300 <= status < 400:
         return UpstreamError(f"the worker answered with a redirect ({status}), never followed", upstream_status=status)
-    if status in REFUSED_STATUSES:
+    return _fault_error(status, headers, read_fault(body), secret)
+
+
+def _fault_error(status: int, headers: Mapping[str, str], fault: Fault, secret: str | None) -> UpstreamError:
+    message, param, code = (None if text is None else scrub(text, secret) for text in fault[:3])
+    too_long = fault.is_overflow and status in overflow.STATUSES
+    if too_long:  # clients shorten the conversation on this code
+        param, code = param or "messages", overflow.CODE
+    if too_long or status in REFUSED_STATUSES:
         text = message or f"the worker refused the request ({status})"
-        if code is None and _TOO_LONG.search(text):  # clients shorten the conversation on this code
-            param, code = param or "messages", "context_length_exceeded"
         return UpstreamRefused(text, upstream_status=status, param=param, code=code)
     text = f"the worker failed ({status})" + (f": {message}" if message else "")
     wait_s = retry_after_s(headers, datetime.now(UTC))
@@ -168,30 +176,14 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes, secret: s
 
 
 def event_error(payload: Any, secret: str | None) -> UpstreamError:
-    """The error for an error object inside a stream that began with status 200."""
-    error = payload if isinstance(payload, Mapping) else {}
-    status = next((v for v in (error.get("code"), error.get("status")) if isinstance(v, int) and 300 <= v < 600), None)
+    """The error for an error object in a reply that began with status 200. It costs nothing, as one with a status of
+    its own."""
+    fault = fault_of(payload)
+    status = 400 if fault.is_overflow else status_of(payload)
     if status is not None:
-        return status_error(status, {}, json.dumps({"error": dict(error)}).encode(), secret)
-    message = scrub(str(error.get("message") or payload), secret)
-    return UpstreamError(f"the worker failed while it answered: {message}", retryable=True)
-
-
-def _describe(body: bytes, secret: str | None) -> tuple[str, str | None, str | None]:
-    """(message, param, code) of an error body in the format of OpenAI or of another vendor."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return "", None, None
-    error = value.get("error", value) if isinstance(value, dict) else None
-    if not isinstance(error, dict):
-        return scrub(error, secret) if isinstance(error, str) else "", None, None
-    message, param, code = (error.get(name) for name in ("message", "param", "code"))
-    return (
-        scrub(message, secret) if isinstance(message, str) else "",
-        scrub(param, secret) if isinstance(param, str) else None,
-        scrub(code, secret) if isinstance(code, str) else None,
-    )
+        return status_error(status, {}, json.dumps({"error": payload}).encode(), secret)
+    message = scrub(fault.message or str(payload), secret)
+    return UpstreamError(f"the worker failed while it answered: {message}", retryable=True, upstream_status=200)
 
 
 def scrub(text: str, secret: str | None) -> str:

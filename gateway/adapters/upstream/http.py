@@ -7,7 +7,7 @@ the call by `timeout_s`, the silence between chunks, and the decoded size of a r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -20,9 +20,10 @@ from gateway.adapters.upstream.wires import PATHS, ChunkMaker, wire_of
 from gateway.core.access import depth
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import Endpoint
-from gateway.core.openai.reply import TextChunk, chunks_of, read_text
+from gateway.core.openai.reply import TextChunk, chunks_of, read_text, reply_facts
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.texts import as_chat, check_embeddings, chunk_as_chat
+from gateway.core.openai.vendors.forms import as_chunk, as_whole, fault_in
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, billed_usage, read_usage, text_bytes, usage_body
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerReply
@@ -83,24 +84,14 @@ class HttpWorkers:
         return await self._read_reply(call, body, content, response, deadline)
 
     async def _gathered(self, call: WorkerCall, body: dict[str, Any]) -> WorkerReply:
-        """The reply from a stream, collected in `call.so_far`; or in one piece, where the worker sends no stream."""
+        """The reply from a stream, or in one piece where the worker sends no stream."""
         content = upstream.encode(as_sent(call, body))
         deadline = asyncio.get_running_loop().time() + call.timeout_s
         response = await self._opened(call, content, deadline)
         if "event-stream" not in response.headers.get("content-type", ""):
             return await self._read_reply(call, body, content, response, deadline)
         response.gather()
-        chunks, reply = self._chunks(call, body, content, response, deadline, call.timeout_s), call.so_far
-        async with aclosing(chunks):
-            try:
-                while (together := await chunks.next()) is not None:
-                    reply.add_all(together)
-            except asyncio.CancelledError:  # what came is billed
-                reply.add_all(chunks.rest())
-                raise
-        head, usage = chunks.end()
-        completion = check_completion({**head, "object": "chat.completion", **reply.body()})
-        return WorkerReply(completion | {"usage": usage_body(usage)}, usage)
+        return await collected(call, self._chunks(call, body, content, response, deadline, call.timeout_s))
 
     async def _read_reply(
         self, call: WorkerCall, body: Mapping[str, Any], content: bytes, response: Http1Reply, deadline: float
@@ -110,8 +101,12 @@ class HttpWorkers:
         kind = response.headers.get("content-type", "")
         if call.endpoint in TASK_FIELDS:
             return upstream.task_reply(call, upstream.read_task(call, raw, kind), kind)
+        secret = self._secrets.get(call.worker.name)
+        if call.endpoint != "embeddings" and replies.is_event_stream(raw):
+            events = replies.ReadEvents(raw, SseParser(self._event_bytes_max), text_reader(call))
+            return await collected(call, WorkerStream(call, body, len(content), events, secret))
         with fault_counted(len(content), len(raw)):
-            completion = check_reply(call, upstream.parse_object(raw), self._secrets.get(call.worker.name))
+            completion = check_reply(call, upstream.parse_object(raw), secret)
         usage = billed_usage(
             read_usage(completion), body, len(content), reply_text_bytes(completion), call.worker.context_tokens
         )
@@ -135,7 +130,7 @@ class HttpWorkers:
                 each: Any
                 for each in together:
                     yield each
-        yield last_chunk(*chunks.end())
+        yield last_chunk(*chunks.end(), done=chunks.is_done)
 
     def _chunks(
         self,
@@ -146,15 +141,13 @@ class HttpWorkers:
         deadline: float,
         gap_s_max: float,
     ) -> WorkerStream:
-        is_chat = call.endpoint == "chat" and wire_of(call) is None
         try:
             pieces = replies.Pieces(response, self._reply_bytes_max)
         except UpstreamError:  # nothing of it can be read
             response.release()
             raise
         parser = SseParser(self._event_bytes_max)
-        read = read_text if is_chat else None
-        events = replies.ReplyEvents(response, pieces, parser, read, deadline, gap_s_max)
+        events = replies.ReplyEvents(response, pieces, parser, text_reader(call), deadline, gap_s_max)
         return WorkerStream(call, body, len(content), events, self._secrets.get(call.worker.name))
 
     async def _opened(self, call: WorkerCall, content: bytes, deadline: float, kind: str = upstream.JSON) -> Http1Reply:
@@ -201,6 +194,28 @@ class HttpWorkers:
         return self._places.get(url, url)
 
 
+def text_reader(call: WorkerCall) -> Callable[[bytes], TextChunk] | None:
+    """What reads a chunk of nothing but text; None where no chunk of the worker's API is one."""
+    return read_text if call.endpoint == "chat" and wire_of(call) is None else None
+
+
+async def collected(call: WorkerCall, chunks: WorkerStream) -> WorkerReply:
+    """The whole reply that a stream makes, collected in `call.so_far`."""
+    reply = call.so_far
+    async with aclosing(chunks):
+        try:
+            while (together := await chunks.next()) is not None:
+                reply.add_all(together)
+        except asyncio.CancelledError:  # what came is billed
+            reply.add_all(chunks.rest())
+            raise
+    head, usage = chunks.end()
+    if not (chunks.is_done or reply.finished):
+        raise UpstreamProtocol("the worker's stream ended before each of its choices was complete")
+    completion = as_whole({**head, "object": "chat.completion", **reply.body()})
+    return WorkerReply(completion | {"usage": usage_body(usage)}, usage)
+
+
 @contextmanager
 def fault_counted(request_bytes: int, reply_bytes: int) -> Iterator[None]:
     """Gives an error inside the tokens that its call cost at most: the worker has ended it, and no reply was in it."""
@@ -228,7 +243,8 @@ class StreamTally:
         self.text: TextChunk | None = None  # the latest chunk, where it holds nothing but text
 
     def add(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Count a chunk. Returns its part of the reply, without the usage, which comes at the end; or None."""
+        """Count a chunk. Returns its part of the reply or what it says of it, without the usage, which comes at the
+        end; or None."""
         head = self._current_head()
         for key in HEAD:
             if key in chunk:
@@ -240,7 +256,7 @@ class StreamTally:
         for choice in choices:
             self.text_bytes += text_bytes((choice["delta"],))
             self._finished = self._finished or bool(choice.get("finish_reason"))
-        return chunk if choices else None
+        return chunk if choices or reply_facts(chunk) else None
 
     def end(self, call: WorkerCall, body: Mapping[str, Any], request_bytes: int) -> tuple[dict[str, Any], Usage]:
         """What names the reply, and the usage to bill. Raises UpstreamProtocol if the stream ended too early."""
@@ -257,9 +273,10 @@ class StreamTally:
         return self._head
 
 
-def last_chunk(head: Mapping[str, Any], usage: Usage) -> dict[str, Any]:
-    """The last chunk of a stream, with the usage to bill."""
-    return {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage)}
+def last_chunk(head: Mapping[str, Any], usage: Usage, *, done: bool = False) -> dict[str, Any]:
+    """The last chunk of a stream, with the usage to bill. `done`: the worker said that its stream is over."""
+    end = {"done": True} if done else {}
+    return {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage), **end}
 
 
 class WorkerStream:
@@ -270,7 +287,7 @@ class WorkerStream:
         call: WorkerCall,
         body: Mapping[str, Any],
         request_bytes: int,
-        events: replies.ReplyEvents[TextChunk],
+        events: replies.ReplyEvents[TextChunk] | replies.ReadEvents[TextChunk],
         secret: str | None,
     ) -> None:
         self._call, self._body, self._request_bytes = call, body, request_bytes
@@ -279,6 +296,11 @@ class WorkerStream:
         self._wire = None if wire is None else wire.chunks()
         self._tally = StreamTally()
         self._error: UpstreamError | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the worker said that its stream is over."""
+        return self._tally.done
 
     async def next(self) -> list[dict[str, Any] | TextChunk] | None:
         """The chunks that came together, a chunk of nothing but text as it was read; None at the end. Raises
@@ -343,20 +365,22 @@ def streams_alike(call: WorkerCall, body: Mapping[str, Any]) -> bool:
 
 def check_reply(call: WorkerCall, body: dict[str, Any], secret: str | None = None) -> dict[str, Any]:
     """Return the body if it is valid for its endpoint, a text completion and a response in the form of chat. Raises
-    UpstreamProtocol, and UpstreamError for a response that failed."""
-    if (wire := wire_of(call)) is not None:
-        body = wire.completion(body)
-        if "error" in body:
-            raise upstream.event_error(body["error"], secret)
-        return check_completion(body)
-    return check_body(call, body)
+    UpstreamProtocol, and the error that a body is with status 200."""
+    if (wire := wire_of(call)) is None:
+        return check_body(call, body, secret)
+    body = wire.completion(body)
+    if (fault := fault_in(body)) is not None:
+        raise upstream.event_error(fault, secret)
+    return as_whole(body)
 
 
-def check_body(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of one of OpenAI's endpoints if it is valid. Raises UpstreamProtocol."""
+def check_body(call: WorkerCall, body: dict[str, Any], secret: str | None = None) -> dict[str, Any]:
+    """`check_reply` of a body in the form of OpenAI's endpoint."""
+    if (fault := fault_in(body)) is not None:
+        raise upstream.event_error(fault, secret)
     if call.endpoint == "embeddings":
         return check_embeddings(body, call.body)
-    return check_completion(as_chat(body) if call.endpoint == "completions" else body)
+    return as_whole(as_chat(body) if call.endpoint == "completions" else body)
 
 
 def reply_text_bytes(body: Mapping[str, Any]) -> int:
@@ -364,32 +388,14 @@ def reply_text_bytes(body: Mapping[str, Any]) -> int:
     return text_bytes(choice["message"] for choice in body.get("choices") or ())
 
 
-def check_completion(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body if it is a completion with at least one message. Raises UpstreamProtocol."""
-    choices = body.get("choices")
-    if not (isinstance(choices, list) and choices and all(_holds(choice, "message") for choice in choices)):
-        raise UpstreamProtocol("the worker's reply has no choices with a message")
-    return body
-
-
 def parse_chunk(
     event: SseEvent, secret: str | None, endpoint: Endpoint = "chat", wire: ChunkMaker | None = None
 ) -> dict[str, Any]:
-    """The chunk of an event; `wire` makes it from one of the Responses API. Raises UpstreamProtocol for an invalid
-    chunk, UpstreamError for an error event."""
+    """The chunk of an event, which may be the whole reply; `wire` makes it from one of the Responses API. Raises
+    UpstreamProtocol for an invalid chunk, UpstreamError for an error."""
     chunk = upstream.parse_object(event.data)
     chunk = chunk if wire is None else wire.chunk(chunk)
-    if chunk.get("error") or event.name == "error":
-        raise upstream.event_error(chunk.get("error") or chunk, secret)
-    chunk = chunk_as_chat(chunk) if endpoint == "completions" and wire is None else chunk
-    choices = chunk.get("choices") or []
-    for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict) and choice.get("delta") is None:
-            choice["delta"] = {}  # Azure's asynchronous content filter sends choices without a delta
-    if not (isinstance(choices, list) and all(_holds(choice, "delta") for choice in choices)):
-        raise UpstreamProtocol("the worker's stream holds an invalid chunk")
-    return chunk
-
-
-def _holds(choice: Any, part: str) -> bool:
-    return isinstance(choice, dict) and isinstance(choice.get(part), dict)
+    fault = chunk if event.name == "error" and wire is None else fault_in(chunk)
+    if fault is not None:
+        raise upstream.event_error(fault, secret)
+    return as_chunk(chunk_as_chat(chunk) if endpoint == "completions" and wire is None else chunk)

@@ -36,8 +36,11 @@ from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, Upstrea
 from gateway.service.ports.request import WorkerCall, WorkerReply
 
 _REMOTE = re.compile(r"(?i)\s*(https?|gs|s3|file|ftp):")
-_BODY_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage")
-_CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text")
+_BODY_FIELDS = (
+    *("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage", "provider", "citations"),
+    *("search_results", "prompt_filter_results"),
+)
+_CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text", "content_filter_results", "native_finish_reason")
 KNOWN: Mapping[Endpoint, Mapping[str, Any]] = {
     **TASK_FIELDS,
     "chat": FIELDS,
@@ -250,7 +253,9 @@ class LiteLLMWorkers:
             return UpstreamProtocol(f"the worker's reply is invalid ({type(error).__name__})")
         response = getattr(error, "response", None)
         headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", None) or {}
-        body = json.dumps({"error": {"message": _vendor_message(str(getattr(error, "message", error)))}}).encode()
+        message = _vendor_message(str(getattr(error, "message", error)))
+        kind = type(error).__name__  # LiteLLM knows by it more than the words say
+        body = json.dumps({"error": {"message": message, "type": kind}}).encode()
         return upstream.status_error(status, headers, body, self._secrets.get(call.worker.name))
 
 

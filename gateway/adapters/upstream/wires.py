@@ -44,6 +44,13 @@ class ChunkMaker(Protocol):
         ...
 
 
+class _ResponseChunks(Chunks):
+    """Those of a response, which may come whole."""
+
+    def chunk(self, event: Mapping[str, Any]) -> Body:
+        return to_completion(event) if event.get("object") == "response" else super().chunk(event)
+
+
 def _plain_headers(secret: str | None, body: Mapping[str, Any]) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"} if secret else {}
 
@@ -79,7 +86,7 @@ RESPONSES = Wire(
     "responses",
     lambda spec, body: to_request(body, with_state=model_of(spec).completion_tokens),
     to_completion,
-    Chunks,
+    _ResponseChunks,
 )
 MESSAGES = Wire(
     "messages",

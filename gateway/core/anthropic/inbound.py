@@ -149,6 +149,8 @@ class MessageChunks:
     def chunk(self, event: Mapping[str, Any]) -> Block:
         """The chunk of an event; one without choices where it says nothing of the reply."""
         kind = event.get("type")
+        if kind == "message":  # the whole of it
+            return to_completion(event)
         if kind == "error" or "error" in event:
             return {"error": _error(event)}
         if kind == "message_start":

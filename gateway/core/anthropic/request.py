@@ -19,7 +19,14 @@ from gateway.core.anthropic.effort import effort_of
 from gateway.core.anthropic.native import BETAS, PARAM
 from gateway.core.anthropic.thinking import Display
 from gateway.core.anthropic.tools import chat_choice, chat_tools, with_natives
-from gateway.core.openai.chat import MEDIA_BYTES_MAX, TOKENS_MAX, ChatRequest, HostedTools, parse_request
+from gateway.core.openai.chat import (
+    MEDIA_BYTES_MAX,
+    STOPS_MAX,
+    TOKENS_MAX,
+    ChatRequest,
+    HostedTools,
+    parse_request,
+)
 from gateway.core.openai.shapes import (
     FLAG,
     FREE_TEXT,
@@ -50,7 +57,6 @@ VERSIONS = (
 )  # of the API. The newer one has no sampling parameters; Baton takes them in both
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 THINKING = ("adaptive", "enabled", "between_tools", "disabled")
-STOPS_MAX, CHAT_STOPS_MAX = 256, 4
 COUNTED = ("model", "messages")  # the properties that a request to count tokens needs
 REQUIRED = (*COUNTED, "max_tokens")
 FIELDS: dict[str, tuple[Fate, Check, str]] = {
@@ -146,8 +152,7 @@ class MessageRequest:
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop sequences of the request."""
-        params = self.chat.params
-        return tuple(params.get(PARAM, {}).get("stop_sequences") or params.get("stop", ()))
+        return tuple(self.chat.params.get("stop", ()))
 
 
 def parse_message_request(
@@ -206,8 +211,6 @@ def _native(body: Mapping[str, Any], betas: str) -> dict[str, Any]:
     native |= {name: body[name] for name in ("thinking",) if name in body}
     if config := {name: value for name, value in (body.get("output_config") or {}).items() if name != "format"}:
         native["output_config"] = config
-    if len(body.get("stop_sequences", ())) > CHAT_STOPS_MAX:
-        native["stop_sequences"] = body["stop_sequences"]
     names = [name for name in map(str.strip, betas.split(",")) if _BETA.fullmatch(name)]
     refuse_inside(native, "")
     native |= {BETAS: names[:BETAS_MAX]} if names else {}
@@ -247,7 +250,7 @@ def _params(
     same = ("stream", "max_tokens", "temperature", "top_p")
     params: dict[str, Any] = {name: body[name] for name in same if name in body}
     if body.get("stop_sequences"):
-        params["stop"] = body["stop_sequences"][:CHAT_STOPS_MAX]
+        params["stop"] = body["stop_sequences"]
     if "service_tier" in body:
         params["service_tier"] = "auto" if body["service_tier"] == "auto" else "default"
     metadata = reader.object(body.get("metadata", {}), "metadata", {"user_id": FREE_TEXT})

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.core.anthropic.native import BLOCK, CACHE
+from gateway.core.openai.options import NAME_CHARS_MAX
 from gateway.core.openai.shapes import (
     FLAG,
     FREE_TEXT,
@@ -24,7 +25,6 @@ from gateway.core.openai.shapes import (
 )
 from gateway.errors import BadRequest
 
-NAME_CHARS_MAX = 128
 _TOOL: Properties = {
     "type": FREE_TEXT,
     "name": (text(NAME_CHARS_MAX, r"[a-zA-Z0-9_-]+"), f"1 to {NAME_CHARS_MAX} letters, digits, _ or -"),

@@ -1,7 +1,7 @@
 """What is known of models by name: which properties of a request they refuse, and what stands in for them. Pure.
 
 Only preferences are adapted: a reply without them is still a reply. What a client needs of a reply (tools, a format,
-stop words, log-probabilities) keeps to the pool file's `cannot`.
+stop words, log-probabilities) keeps to the pool file's `cannot` and to the vendor's limits (core/pool/vendors.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import json
 import re
 from decimal import Decimal
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -37,6 +37,8 @@ Capability = Literal[
     "reasoning_effort", "verbosity", "prediction", "modalities", "web_search_options", "prompt_cache_key",
     "prompt_cache_options", "prompt_cache_retention",
 ]  # fmt: skip
+Turn = Literal["developer", "system", "late_system", "repeated_roles", "name", "empty_content"]
+TURNS: tuple[str, ...] = get_args(Turn)  # what a chat template may refuse: it gets another form of it
 RESPONSES_LACK = (  # what chat completions have and the Responses API has not
     *("n", "stop", "seed", "logit_bias", "frequency_penalty", "presence_penalty", "prediction", "modalities", "audio"),
     *("functions", "function_call", "web_search_options"),
@@ -82,13 +84,14 @@ class WorkerSpec(FrozenModel):
     version: str = Field(default="1", max_length=64, description="change it when the model behind the name changes")
     params: dict[str, object] = Field(default_factory=dict, description="defaults merged into every request body")
     task: Task = Field(default="chat", description="only chat is planned; others are requested by name")
-    cannot: tuple[Capability, ...] = Field(
-        default=(), description="kinds of parts and request properties that the worker does not accept"
+    cannot: tuple[Capability | Turn, ...] = Field(
+        default=(), description="kinds of parts, request properties and turns that the worker does not accept"
     )
     takes: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], ...] = Field(
         default=(),
         max_length=64,
-        description="parameters of its vendor that clients may send, beside those that its kind takes anyway",
+        description="parameters of its vendor that clients may send, beside those that its kind takes anyway; and what "
+        "Baton would take its model's template to refuse",
     )
     fetches: bool = Field(
         default=False, description="fetches images by URL itself: it is sent the URL, and Baton fetches nothing"

@@ -32,6 +32,9 @@ from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import most_units
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.vendor import for_worker
+from gateway.core.openai.vendors.hosts import limits_of, template_of
+from gateway.core.openai.vendors.names import told_names, with_told_names
+from gateway.core.openai.vendors.roles import for_template
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, TOKENS_PER_TURN, declared_text, request_text
 from gateway.core.pool.models import adapt, hosted_types, model_of, takes_media_in_results, vendor_params
 from gateway.core.pool.workers import Price, WorkerSpec
@@ -71,7 +74,7 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     given = loop.params if answers else {}
     given = {name: value for name, value in given.items() if name not in HINTS or name not in spec.cannot}
     given, own = natives_of(spec, given)
-    others = given.keys() - FIELDS.keys() - vendor_params(spec)
+    others = given.keys() - (FIELDS.keys() - {"service_tier"}) - vendor_params(spec)
     params, changes = adapt(spec, {name: value for name, value in given.items() if name not in others})
     types = [tool["type"] for tool in loop.hosted.tools] if answers else []
     hosted, lacking = loop.hosted.for_worker(hosted_types(spec, types)) if types else ({}, [])
@@ -85,8 +88,12 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     bound = min(wanted, spec.output_tokens_max)
     params, worded_messages, reworded = worded(spec, params, own, messages, bound, named=loop.fallback is None)
     run.left_out = [*changes, *sorted(others), *lacking, *reworded]
+    if not spec.speaks_messages:  # that wire has no templates
+        worded_messages = for_template(worded_messages, template_of(spec))
     body = {**params, "messages": worded_messages, name: bound}
     body = body if model_of(spec).custom_tools else custom_as_functions(body)
+    run.names = told_names(body, limits_of(spec).name_chars)
+    body = with_told_names(body, run.names) if run.names else body
     tools = [*body.get("tools", ()), *hosted.get("tools", ())]
     return {**body, **hosted, "tools": tools} if hosted else body
 

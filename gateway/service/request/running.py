@@ -205,7 +205,7 @@ class Running:
         self.error: BatonError | None = None
         self.usage = Usage()
         self.input_tokens = 0  # of its prompt, by estimate
-        self.reply_facts: dict[str, str] = {}  # `service_tier`, `system_fingerprint` of the reply
+        self.reply_facts: dict[str, Any] = {}  # what the reply says of itself
         self.finished = asyncio.Event()
         self.work: asyncio.Task[Any] | None = None  # what `cancel` stops; None before and after it
         self._items: deque[StreamItem] = deque()

@@ -241,7 +241,7 @@ def test_bad_messages_are_named_to_the_block(turns: Any, param: str) -> None:
     [
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": 1.5}, "temperature"),
-        ({"stop_sequences": ["a"] * 257}, "stop_sequences"),
+        ({"stop_sequences": ["a"] * 1025}, "stop_sequences"),
         ({"thinking": {"type": "maybe"}}, "thinking.type"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
