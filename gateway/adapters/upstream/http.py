@@ -188,9 +188,8 @@ class HttpWorkers:
         """The base URL of the worker. Raises UpstreamError for a local model that was not started."""
         url = call.worker.url or ""
         if call.worker.local_model and url not in self._places:
-            raise UpstreamError(
-                f"{url} is not served here; `baton serve` starts it with the pool file", dispatched=False
-            )
+            problem = f"{url} is not served here; `baton serve` starts it with the pool file"
+            raise UpstreamError(problem, dispatched=False)
         return self._places.get(url, url)
 
 
@@ -395,7 +394,6 @@ def parse_chunk(
     UpstreamProtocol for an invalid chunk, UpstreamError for an error."""
     chunk = upstream.parse_object(event.data)
     chunk = chunk if wire is None else wire.chunk(chunk)
-    fault = chunk if event.name == "error" and wire is None else fault_in(chunk)
-    if fault is not None:
+    if fault := fault_in(chunk) or (chunk if event.name == "error" else None):
         raise upstream.event_error(fault, secret)
     return as_chunk(chunk_as_chat(chunk) if endpoint == "completions" and wire is None else chunk)

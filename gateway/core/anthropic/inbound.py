@@ -41,7 +41,10 @@ _COUNTS = (  # of its usage, that chat's has too
 
 
 def to_completion(message: Mapping[str, Any]) -> Block:
-    """A Message as a chat completion, or as `{"error": …}` where it is an error."""
+    """A Message as a chat completion, or as `{"error": …}` where it is an error. A chat completion stays one: some
+    servers of this API answer in that form."""
+    if "choices" in message:
+        return dict(message)
     if message.get("type") == "error" or "content" not in message:
         return {"error": _error(message)}
     content = _objects(message.get("content"))
@@ -149,7 +152,7 @@ class MessageChunks:
     def chunk(self, event: Mapping[str, Any]) -> Block:
         """The chunk of an event; one without choices where it says nothing of the reply."""
         kind = event.get("type")
-        if kind == "message":  # the whole of it
+        if kind == "message" or "choices" in event:  # the whole of it, or a chunk of chat's
             return to_completion(event)
         if kind == "error" or "error" in event:
             return {"error": _error(event)}

@@ -177,6 +177,15 @@ def test_a_chat_client_sees_the_pages_that_a_text_cites() -> None:
     ]
 
 
+def test_a_reply_in_chats_own_form_is_taken_as_it_is() -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+    assert to_completion({"id": "c", "choices": [choice]}) == {"id": "c", "choices": [choice]}
+    piece = {"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": None}]}
+    assert MessageChunks().chunk(piece) == piece
+    whole = MessageChunks().chunk(message(CONTENTS["text"]))
+    assert whole["choices"][0]["message"]["content"] == "hello"
+
+
 def test_a_reply_by_the_json_tool_is_text() -> None:
     content = [{"type": "tool_use", "id": "t", "name": JSON_TOOL, "input": {"n": 1}}]
     choice = to_completion(message(content, "tool_use"))["choices"][0]
