@@ -14,14 +14,9 @@ from typing import Any
 
 from gateway.core.anthropic.native import BLOCKS, NATIVE_FINISH, NATIVE_USAGE, THOUGHTS, layout
 from gateway.core.anthropic.outbound import JSON_TOOL
+from gateway.core.openai.finish import finish_reason
 
 Block = dict[str, Any]
-FINISHES = {
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "refusal": "content_filter",
-}  # every other reason is `stop`
 STATUSES = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -88,7 +83,7 @@ def _call(block: Mapping[str, Any]) -> Block:
 def _ending(end: Mapping[str, Any], *, called: bool) -> Block:
     """What a choice says of its end: chat's reason, Anthropic's, and the stop sequence under vLLM's name."""
     reason = end.get("stop_reason")
-    finish = FINISHES.get(str(reason), "stop")
+    finish = finish_reason(reason) or "stop"
     ending: Block = {"finish_reason": "stop" if finish == "tool_calls" and not called else finish}
     sequence = end.get("stop_sequence")
     ending |= {NATIVE_FINISH: reason} if isinstance(reason, str) else {}

@@ -10,9 +10,9 @@ from typing import Any
 
 from gateway.core.anthropic.native import BLOCKS, NATIVE_FINISH, NATIVE_USAGE, filled
 from gateway.core.anthropic.thinking import Display, origin_of, thinking_blocks
+from gateway.core.openai.finish import STOPS
 from gateway.errors import BadRequest, BatonError
 
-STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use", "content_filter": "refusal"}
 OWN_STOPS = ("pause_turn", "model_context_window_exceeded", "compaction")  # that chat has no word for
 KEY_HEADER = "x-api-key"
 VERSION_HEADER, BETA_HEADER = "anthropic-version", "anthropic-beta"
@@ -103,19 +103,22 @@ def usage_of(completion: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[s
     read = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     written = (usage.get("prompt_tokens_details") or {}).get("cache_write_tokens")
     hour = (usage.get("prompt_tokens_details") or {}).get("cache_write_1h_tokens")
-    by_time = {"ephemeral_5m_input_tokens": (written or 0) - (hour or 0), "ephemeral_1h_input_tokens": hour}
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
     prompt = usage.get("prompt_tokens") or 0
     counts: dict[str, Any] = {
         "input_tokens": max(0, prompt - (read or 0) - (written or 0)),
         "cache_creation_input_tokens": written,
-        "cache_creation": None if hour is None else by_time,
+        "cache_creation": None if hour is None else _writes(written or hour, hour),
         "cache_read_input_tokens": read,
         "output_tokens": usage.get("completion_tokens") or 0,
         "output_tokens_details": None if thought is None else {"thinking_tokens": thought},
         "service_tier": "priority" if completion.get("service_tier") == "priority" else "standard",
     }
     return {name: value for name, value in counts.items() if value is not None} | dict(choice.get(NATIVE_USAGE) or {})
+
+
+def _writes(written: int, hour: int) -> dict[str, int]:
+    return {"ephemeral_5m_input_tokens": written - hour, "ephemeral_1h_input_tokens": hour}
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -142,6 +142,15 @@ def _links(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, Ki
                 yield message_at, part_at, kind, holder, name, value
 
 
+def caches_an_hour(body: Mapping[str, Any]) -> bool:
+    """Whether the prompt in a body, or a part of it, is to be cached for an hour and not for five minutes."""
+    items = [item for name in ("messages", "tools") for item in body.get(name) or ()]
+    lists = (item.get(name) for item in items for name in ("content", "blocks"))  # the latter: core/anthropic/native.py
+    parts = (part for content in lists if isinstance(content, list) for part in content)
+    marks = (item.get("cache_control") for item in (body, body.get("anthropic") or {}, *items, *parts))
+    return any(isinstance(mark, Mapping) and mark.get("ttl") not in (None, "5m") for mark in marks)
+
+
 def with_results_as_text(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The messages with the media of tool results in a user message behind the results of that turn, for workers that
     take only text as a result."""
