@@ -102,7 +102,9 @@ class WorkerSpec(WayFields):
         default="chat", description="openai: how its server is asked, by chat completions or by OpenAI's Responses API"
     )
     hosted: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], ...] = Field(
-        default=(), max_length=32, description="openai: types of hosted tools that its server runs, e.g. web_search"
+        default=(),
+        max_length=32,
+        description="openai, and litellm's anthropic/: types of hosted tools that its server runs, e.g. web_search",
     )
     answers: bool = Field(
         default=True,
@@ -154,6 +156,11 @@ class WorkerSpec(WayFields):
         """The host of the URL, with its port, in lower case; empty where there is no URL."""
         match = _HOST.match(self.url or "")
         return match[1].lower() if match else ""
+
+    @property
+    def speaks_messages(self) -> bool:
+        """Whether it is asked by Anthropic's Messages API, in its own words and without LiteLLM."""
+        return self.kind == "litellm" and self.task == "chat" and (self.model or "").startswith("anthropic/")
 
     @property
     def local_model(self) -> str | None:
@@ -209,8 +216,10 @@ class WorkerSpec(WayFields):
 
     @model_validator(mode="after")
     def _api_is_of_its_kind(self) -> WorkerSpec:
-        if (self.api != "chat" or self.hosted) and (self.kind != "openai" or self.task != "chat"):
-            raise ValueError("`api` and `hosted` are of kind openai and of task chat")
+        if self.api != "chat" and (self.kind != "openai" or self.task != "chat"):
+            raise ValueError("`api` is of kind openai and of task chat")
+        if self.hosted and not self.speaks_messages and (self.kind != "openai" or self.task != "chat"):
+            raise ValueError("`hosted` is of task chat, and of kind openai or of Anthropic's models")
         return self
 
     @model_validator(mode="after")

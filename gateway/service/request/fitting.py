@@ -54,14 +54,16 @@ def asked_workers(asked: Choice | Loop) -> list[WorkerSpec]:
 
 
 def parts_to_fetch(messages: Sequence[Mapping[str, Any]], asked: Choice | Loop) -> tuple[MediaPart, ...]:
-    """The parts by URL that Baton fetches: all of them, but for images where every worker that may answer fetches them
-    itself."""
+    """The parts by URL that Baton fetches: all of them, but for images, and with Anthropic's models files, that every
+    worker that may answer fetches itself."""
     remote = remote_parts(messages)
     if not remote:
         return ()
     workers = asked_workers(asked)
-    theirs = bool(workers) and all(spec.fetches for spec in workers)
-    return tuple(part for part in remote if part.kind != "image" or not theirs)
+    kinds = {"image", "file"} if workers else set()
+    for spec in workers:
+        kinds &= {"image", "file"} if spec.speaks_messages else {"image"} if spec.fetches else set()
+    return tuple(part for part in remote if part.kind not in kinds)
 
 
 async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, bytes_bound: int, caps: Caps) -> Sizes:
@@ -75,6 +77,13 @@ async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, 
         return {spec.name: size for spec in workers}
     body = {"messages": chat.messages, **chat.params} if chat.endpoint == "chat" else chat.params
     return {spec.name: await counted_size(tokens, spec, body) for spec in workers}
+
+
+def likely_tokens(sizes: Sizes, bytes_bound: int) -> int:
+    """About how many tokens the request's prompt has: the most that was counted for a worker, else what its size in
+    bytes makes of text."""
+    counted = [size.tokens for size in sizes.values() if size.context_tokens is not None]
+    return max(counted, default=bytes_bound // BYTES_PER_TOKEN)
 
 
 def _fits(spec: WorkerSpec, bytes_bound: int, caps: Caps, chat: ChatRequest) -> bool:

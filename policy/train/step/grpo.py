@@ -374,9 +374,11 @@ def fresh_mask(ratio_log: Tensor, mask: Tensor, staleness_max: float) -> Tensor:
 
 def k3_kl(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     """Schulman's k3 estimate a token [B, T] of KL(π‖reference) for tokens sampled from π: e^−x + x − 1 ≥ 0 with
-    x = log π/reference; 0 where masked out."""
+    x = log π/reference; 0 where masked out. Below −LOG_RATIO_MAX it goes on along its tangent: e^−x would overflow, and
+    a constant in its place would leave the gradient of x, which pushes away from the reference."""
     ratio_log = log_ratio(logprobs, reference, mask)
-    return torch.expm1(-ratio_log.clamp_min(-LOG_RATIO_MAX)) + ratio_log
+    beyond = torch.where(ratio_log < -LOG_RATIO_MAX, -ratio_log - LOG_RATIO_MAX, 0.0) * math.exp(LOG_RATIO_MAX)
+    return torch.expm1(-ratio_log.clamp_min(-LOG_RATIO_MAX)) + ratio_log + beyond
 
 
 def token_mean(values: Tensor, mask: Tensor, token_count: int | None = None) -> Tensor:
