@@ -223,6 +223,8 @@ async def test_the_first_event_estimates_the_tokens_and_the_last_knows_them() ->
         long = [{"role": "user", "content": "word " * 4000}]
         reply = events(await here.ask(long, stream=True))
         assert 2000 < reply[0]["message"]["usage"]["input_tokens"] < 20_000
+        reply = events(await here.ask(stream=True))
+        assert 0 < reply[0]["message"]["usage"]["input_tokens"] < 100
         assert reply[-2]["usage"]["input_tokens"] == 5
 
 
