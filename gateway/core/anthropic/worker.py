@@ -23,7 +23,7 @@ def natives_of(spec: WorkerSpec, params: Mapping[str, Any]) -> tuple[Params, Par
     taken = {name for name in own if name in vendor_params(spec) and name not in ("output_config", *rest)}
     if spec.speaks_messages:
         taken |= own.keys() & {"output_config"}
-    elif budget_of(own) is None:
+    elif spec.kind != "litellm" or budget_of(own) is None:
         taken.discard("thinking")  # an effort says as much, and more workers know it
     if taken & set(_TRANSLATED):
         rest.pop("reasoning_effort", None)
