@@ -11,9 +11,11 @@ import asyncio
 import json
 import os
 import re
+import time
 import warnings
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from copy import deepcopy
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -23,12 +25,14 @@ import httpx
 
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream.http import StreamTally, check_reply, last_chunk, reply_text_bytes, request_body
+from gateway.adapters.upstream.outbound.measure import Allowance, bytes_max, guard
+from gateway.adapters.upstream.outbound.plain import plain_data, plain_task
+from gateway.adapters.upstream.outbound.sideloop import SideLoop
 from gateway.core.log.spans import HEADER
 from gateway.core.openai.chat import FIELDS, HINTS, Endpoint
 from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.tasks.fields import Sound
-from gateway.core.openai.tasks.replies import is_raw
 from gateway.core.openai.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.models import vendor_params
@@ -36,8 +40,6 @@ from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, Upstrea
 from gateway.service.ports.request import WorkerCall, WorkerReply
 
 _REMOTE = re.compile(r"(?i)\s*(https?|gs|s3|file|ftp):")
-_BODY_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage")
-_CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text")
 KNOWN: Mapping[Endpoint, Mapping[str, Any]] = {
     **TASK_FIELDS,
     "chat": FIELDS,
@@ -51,15 +53,6 @@ TASK_FUNCTIONS: Mapping[Endpoint, str] = {
     "speech": "aspeech",
     "transcriptions": "atranscription",
 }
-_MESSAGE_FIELDS = (
-    *("role", "content", "refusal", "reasoning_content", "tool_calls", "function_call", "audio", "annotations"),
-    *("thinking_blocks", "provider_specific_fields"),
-)
-_STATE = (  # what LiteLLM reads back of `provider_specific_fields`
-    *("thought_signature", "thought_signatures", "compaction_blocks", "web_search_results", "tool_results"),
-    "server_side_tool_invocations",
-)
-_SIGNED_ID = "__thought__"  # LiteLLM appends it and Gemini's signature to the id of a call
 _PREFIX = re.compile(r"^(litellm\.\w+: |\w+(Exception|Error)\s*-\s*)+")
 OPENAI_TEXTS = ("openai/", "text-completion-openai/")
 MISSING = "kind litellm needs the extra; pip install '.[litellm]'"
@@ -97,8 +90,17 @@ def _litellm() -> ModuleType:
     for callbacks in ("callbacks", "success_callback", "failure_callback", "input_callback", "service_callback"):
         setattr(litellm, callbacks, [])
     _keep_missing_finish_reasons()
+    from litellm.llms.custom_httpx.aiohttp_transport import LiteLLMAiohttpTransport
+
+    guard(LiteLLMAiohttpTransport, httpx.AsyncHTTPTransport, httpx.HTTPTransport)
     module: ModuleType = litellm
     return module
+
+
+@cache
+def _side_loop() -> SideLoop:
+    """The loop of all calls: LiteLLM keeps one client of each vendor, which belongs to one loop."""
+    return SideLoop("litellm")
 
 
 def _keep_missing_finish_reasons() -> None:
@@ -121,24 +123,26 @@ class LiteLLMWorkers:
         self, secrets: Mapping[str, str], *, reply_bytes_max: int = 16 << 20, chunk_gap_s_max: float = 60.0
     ) -> None:
         self._litellm = _litellm()
+        self._side = _side_loop()
         self._secrets = dict(secrets)
         self._reply_bytes_max = reply_bytes_max
         self._chunk_gap_s_max = chunk_gap_s_max
 
     async def close(self) -> None:
         """Close the clients that LiteLLM caches."""
-        await self._litellm.close_litellm_async_clients()
+        await self._side.run(self._litellm.close_litellm_async_clients())
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
         """See `ports.Workers.complete`."""
-        if call.endpoint in TASK_FIELDS:
-            return await self._task(call)
+        return await self._side.run(self._task(call) if call.endpoint in TASK_FIELDS else self._complete(call))
+
+    async def _complete(self, call: WorkerCall) -> WorkerReply:
         body = _request_body(call)
         until = asyncio.get_running_loop().time() + call.timeout_s
         async with self._client(call) as client:
-            arguments = {**body, **self._options(call), **client}
-            response = await self._await_until(call, until, self._function(call)(**arguments))
-        completion = check_reply(call, _plain(response))
+            arguments = {**deepcopy(body), **self._options(call), **client}
+            response = await self._sent(call, _allowance(body), until, self._function(call)(**arguments))
+        completion = check_reply(call, plain_data(response))
         text_bytes = reply_text_bytes(completion)
         if text_bytes > self._reply_bytes_max:
             raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)
@@ -150,13 +154,16 @@ class LiteLLMWorkers:
         name = TASK_FUNCTIONS.get(call.endpoint)
         if name is None:
             raise UpstreamRefused(f"LiteLLM has no {call.endpoint}", param="model", dispatched=False)
-        body = _request_body(call)
+        measured = _request_body(call)
+        body = dict(measured)
         if isinstance(sound := body.get("file"), Sound):
             body["file"] = (sound.name, sound.data, sound.kind)
         options = {key: value for key, value in self._options(call).items() if key in _TASK_OPTIONS}
         until = asyncio.get_running_loop().time() + call.timeout_s
-        response = await self._await_until(call, until, getattr(self._litellm, name)(**{**body, **options}))
-        reply = _plain_task(call, response)
+        response = await self._sent(
+            call, _allowance(measured), until, getattr(self._litellm, name)(**{**body, **options})
+        )
+        reply = plain_task(call, response)
         if len(reply.get("content") or b"") > self._reply_bytes_max:
             raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)
         return upstream.task_reply(call, reply)
@@ -170,25 +177,50 @@ class LiteLLMWorkers:
             yield {"choices": [], "usage": usage_body(reply.usage)}
             return
         body = _request_body(call) | {"stream": True, "stream_options": {"include_usage": True}}
-        now = asyncio.get_running_loop().time
+        side, now = self._side, time.monotonic
         deadline = now() + call.timeout_s
         tally = StreamTally()
         chunks: Any = None
         try:
-            chunks = await self._await_until(call, deadline, self._function(call)(**{**body, **self._options(call)}))
+            allowance = _allowance(body)
+            chunks = await side.run(self._opened(call, body, allowance, deadline))
             until = deadline
-            while (chunk := await self._await_until(call, until, anext(chunks, None))) is not None:
+            while (plain := await side.run(self._next(call, allowance, until, chunks))) is not None:
                 until = min(deadline, now() + self._chunk_gap_s_max)
-                plain = _plain(chunk)
-                _refuse_invented_end(plain, chunks)
                 if visible := tally.add(plain):
                     yield visible
                 if tally.text_bytes > self._reply_bytes_max:
                     raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes")
         finally:
             if chunks is not None:
-                await chunks.aclose()
+                await side.run(chunks.aclose())
         yield last_chunk(*tally.end(call, body, _size_bytes(body)))
+
+    async def _opened(self, call: WorkerCall, body: Mapping[str, Any], allowance: Allowance, until: float) -> Any:
+        """LiteLLM's stream. LiteLLM changes what it is given, so it gets a copy."""
+        return await self._sent(
+            call, allowance, until, self._function(call)(**{**deepcopy(body), **self._options(call)})
+        )
+
+    async def _next(self, call: WorkerCall, allowance: Allowance, until: float, chunks: Any) -> dict[str, Any] | None:
+        """The next chunk of LiteLLM's stream as JSON data; None at the end. Some vendors' requests leave with the
+        first."""
+        chunk = await self._sent(call, allowance, until, anext(chunks, None))
+        if chunk is None:
+            return None
+        plain = plain_data(chunk)
+        _refuse_invented_end(plain, chunks)
+        return plain
+
+    async def _sent(self, call: WorkerCall, allowance: Allowance, until: float, awaitable: Any) -> Any:
+        """`_await_until` for what may send a request, which leaves only if the allowance has room for it."""
+        try:
+            with allowance:
+                return await self._await_until(call, until, awaitable)
+        except UpstreamError:
+            if allowance.excess_bytes:
+                raise allowance.refusal(call.worker.name) from None
+            raise
 
     def _function(self, call: WorkerCall) -> Any:
         """LiteLLM's function for the endpoint."""
@@ -306,6 +338,10 @@ def _request_body(call: WorkerCall) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in HINTS}  # no other vendor accepts them
 
 
+def _allowance(body: Mapping[str, Any]) -> Allowance:
+    return Allowance(bytes_max(body))
+
+
 def _target(part: Mapping[str, Any]) -> str:
     """The URL, file id or data of a content part, or an empty string."""
     for name, field in (("image_url", "url"), ("file", "file_id"), ("file", "file_data")):
@@ -314,58 +350,6 @@ def _target(part: Mapping[str, Any]) -> str:
         if isinstance(value, str):
             return value
     return ""
-
-
-def _plain_task(call: WorkerCall, response: Any) -> dict[str, Any]:
-    """A response of LiteLLM's to a request that is no conversation, as JSON data or in bytes."""
-    if call.endpoint == "speech":
-        kind = response.response.headers.get("content-type", "")
-        return upstream.raw_reply(call.endpoint, response.content, kind)
-    if is_raw(call.endpoint, call.body):
-        return upstream.raw_reply(call.endpoint, str(response.text).encode("utf-8", "replace"), "")
-    data: dict[str, Any] = json.loads(response.model_dump_json(exclude_none=True))
-    return data
-
-
-def _plain(response: Any) -> dict[str, Any]:
-    """Convert a response or chunk of LiteLLM's to JSON data, without the fields that LiteLLM adds to OpenAI's."""
-    data: dict[str, Any] = json.loads(response.model_dump_json(exclude_none=True))
-    body = {name: data[name] for name in _BODY_FIELDS if name in data}
-    if "data" in data:
-        return body | {"data": data["data"]}
-    if body.get("object") == "chat.completion.chunk" and body.get("usage"):
-        return {**body, "choices": []}  # LiteLLM sends an empty choice with the usage
-    return {**body, "choices": [_plain_choice(choice) for choice in data.get("choices") or ()]}
-
-
-def _plain_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {"finish_reason": None, **{name: choice[name] for name in _CHOICE_FIELDS if name in choice}}
-    for part in ("message", "delta"):
-        if part in choice:
-            fields = {name: value for name, value in choice[part].items() if name in _MESSAGE_FIELDS}
-            if "tool_calls" in fields:
-                fields["tool_calls"] = [_plain_call(call) for call in fields["tool_calls"] or ()]
-            plain[part] = _with_plain_state(fields)
-    return plain
-
-
-def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with its signature apart from its id. LiteLLM reads it in either place."""
-    call_id, _, signature = (call.get("id") or "").partition(_SIGNED_ID)
-    plain = _with_plain_state({**call, **({"id": call_id} if call_id else {})})
-    if signature:
-        plain["provider_specific_fields"] = {"thought_signature": signature}
-    return plain
-
-
-def _with_plain_state(fields: dict[str, Any]) -> dict[str, Any]:
-    vendor_fields = fields.pop("provider_specific_fields", None)
-    state = (
-        {name: vendor_fields[name] for name in _STATE if vendor_fields.get(name)}
-        if isinstance(vendor_fields, Mapping)
-        else {}
-    )
-    return fields | ({"provider_specific_fields": state} if state else {})
 
 
 def _size_bytes(body: Mapping[str, Any]) -> int:

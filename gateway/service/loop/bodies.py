@@ -7,6 +7,7 @@ none, bytes stay the bound.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import most_units
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.vendor import for_worker
+from gateway.core.openai.vendors.schemas import refers, without_references
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, TOKENS_PER_TURN, declared_text, request_text
 from gateway.core.pool.models import adapt, model_of, takes_media_in_results, vendor_params
 from gateway.core.pool.workers import Price, WorkerSpec
@@ -36,6 +38,7 @@ from gateway.errors import CapReached, Unpriced, UpstreamRefused, context_exceed
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import TokenCounter
 
+DECLARATIONS = ("tools", "functions", "response_format")
 CUTS_OF_CONTEXT = 8  # prompts are cut in such parts, so that the next turns are cut at the same places
 OUTPUT_TOKENS_MIN = 16  # a call that could say less than this is not worth making
 UNCOUNTED_BYTES_MAX = 4096  # counting a longer prompt costs less than the money that its bytes would hold
@@ -189,7 +192,21 @@ def size_in_bytes(spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:
     """The size of a body's prompt where a token counts as a byte."""
     rest = {name: value for name, value in body.items() if name != "messages"}
     bound = input_tokens_bound(body.get("messages", ()), str(rest) + str(spec.params))
+    bound += declaration_tokens(body) or declaration_tokens(spec.params)
     return PromptSize(bound, bound)
+
+
+def declaration_tokens(body: Mapping[str, Any]) -> int:
+    """The most tokens of what a vendor tells its model, and LiteLLM the vendor, about tools and the reply's form."""
+    return TOKENS_PER_DECLARATION if any(body.get(name) for name in DECLARATIONS) else 0
+
+
+async def sendable(spec: WorkerSpec, body: dict[str, Any]) -> dict[str, Any]:
+    """The body as it will leave, so that what is measured is what is sent. Raises BadRequest where LiteLLM's form of a
+    schema is too large."""
+    if not refers(spec, body):
+        return body
+    return await asyncio.to_thread(without_references, spec, body)
 
 
 async def counted_size(tokens: TokenCounter, spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:
@@ -202,7 +219,7 @@ async def counted_size(tokens: TokenCounter, spec: WorkerSpec, body: Mapping[str
     if count is None or again is None:
         return in_bytes
     template = len(sent.get("messages") or ()) * (TOKENS_PER_MESSAGE - TOKENS_PER_TURN)
-    template += TOKENS_PER_DECLARATION if declared.texts else 0
+    template += declaration_tokens(sent)
     most = min(in_bytes.tokens_max, count.tokens_max + again.tokens_max + text.tokens + template)
     return PromptSize(most, min(most, count.tokens + text.tokens), count.tokens + text.tokens - text.media_tokens)
 

@@ -31,6 +31,7 @@ from gateway.service.loop.bodies import (
     fan_out,
     missing_choices,
     prompt_size,
+    sendable,
     single_bodies,
     step_body,
     tokens_over,
@@ -205,16 +206,15 @@ class StepRunner:
     async def _prepared(self, loop: Loop, run: StepRun, bodies: Sequence[dict[str, Any]], saw: Saw) -> list[StepCall]:
         """The calls of several bodies, each with an equal share of what is left. Lowers the output that they ask for
         where too little is left, and notes it."""
-        share = len(bodies)
+        share, bodies = len(bodies), [await sendable(run.spec, body) for body in bodies]
         sizes = [await prompt_size(self._shared.tokens, loop, run.spec, body, share) for body in bodies]
         calls = [
             StepCall(self._shared, loop, run, body, saw, share=share, counted=number == 0, size=size)
             for number, (body, size) in enumerate(zip(bodies, sizes, strict=True))
         ]
-        bound = bodies[0].get("max_completion_tokens") or bodies[0].get("max_tokens")
+        bound, by = bodies[0].get("max_completion_tokens") or bodies[0].get("max_tokens"), calls[0].lowered_by
         if bound and bound < run.wanted_tokens and run.spec.kind in MODEL_KINDS:
-            by = calls[0].lowered_by or "worker"
-            run.record.lowered = {"asked": run.wanted_tokens, "max_tokens": bound, "by": by}
+            run.record.lowered = {"asked": run.wanted_tokens, "max_tokens": bound, "by": by or "worker"}
         return calls
 
     # ------------------------------------------------------------ in one piece
