@@ -36,6 +36,7 @@ from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.models import vendor_params
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall, WorkerReply
 
@@ -54,6 +55,10 @@ TASK_FUNCTIONS: Mapping[Endpoint, str] = {
     "transcriptions": "atranscription",
 }
 _PREFIX = re.compile(r"^(litellm\.\w+: |\w+(Exception|Error)\s*-\s*)+")
+GUARDED = frozenset(  # providers whose requests LiteLLM sends with httpx alone
+    "anthropic azure azure_ai bedrock cohere cohere_chat deepseek fireworks_ai gemini groq mistral ollama ollama_chat "
+    "openai openrouter perplexity watsonx xai".split()
+)
 OPENAI_TEXTS = ("openai/", "text-completion-openai/")
 MISSING = "kind litellm needs the extra; pip install '.[litellm]'"
 _TASK_OPTIONS = ("num_retries", "max_retries", "timeout", "api_key", "api_base")
@@ -217,9 +222,12 @@ class LiteLLMWorkers:
         try:
             with allowance:
                 return await self._await_until(call, until, awaitable)
-        except UpstreamError:
+        except UpstreamError as error:
             if allowance.excess_bytes:
                 raise allowance.refusal(call.worker.name) from None
+            if isinstance(error, UpstreamProtocol) and not allowance.requests and _is_guarded(call.worker):
+                problem = f"LiteLLM cannot translate this request for worker {call.worker.name}"
+                raise UpstreamRefused(problem, dispatched=False) from error
             raise
 
     def _function(self, call: WorkerCall) -> Any:
@@ -336,6 +344,11 @@ def _request_body(call: WorkerCall) -> dict[str, Any]:
     if (call.worker.model or "").startswith(("openai/", "azure/")):
         return body
     return {name: value for name, value in body.items() if name not in HINTS}  # no other vendor accepts them
+
+
+def _is_guarded(worker: WorkerSpec) -> bool:
+    """Whether all requests to a worker are known to pass the guard of the transports."""
+    return (worker.model or "").partition("/")[0] in GUARDED
 
 
 def _allowance(body: Mapping[str, Any]) -> Allowance:

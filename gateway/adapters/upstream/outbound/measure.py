@@ -25,10 +25,10 @@ class MoreThanMeasured(Exception):
 
 class Allowance:
     """The bytes that each request of one call may have, in `with` blocks and in the tasks and threads that these start.
-    `excess_bytes`: the size of a request that had more, else 0."""
+    `excess_bytes`: the size of a request that had more, else 0. `requests`: how many of them were let through."""
 
     def __init__(self, bytes_max: int) -> None:
-        self.excess_bytes = 0
+        self.excess_bytes = self.requests = 0
         self._bytes_max = bytes_max
         self._tokens: list[Token[Allowance | None]] = []
 
@@ -45,6 +45,7 @@ class Allowance:
         if size > self._bytes_max:
             self.excess_bytes = size
             raise MoreThanMeasured(f"a request of {size} bytes, {self._bytes_max} of which are paid for")
+        self.requests += 1
 
     def refusal(self, worker: str) -> UpstreamRefused:
         """The error of a call that was not sent."""
