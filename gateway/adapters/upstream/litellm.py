@@ -55,9 +55,9 @@ TASK_FUNCTIONS: Mapping[Endpoint, str] = {
     "transcriptions": "atranscription",
 }
 _PREFIX = re.compile(r"^(litellm\.\w+: |\w+(Exception|Error)\s*-\s*)+")
-GUARDED = frozenset(  # providers whose requests LiteLLM sends with httpx alone
-    "anthropic azure azure_ai bedrock cohere cohere_chat deepseek fireworks_ai gemini groq mistral ollama ollama_chat "
-    "openai openrouter perplexity watsonx xai".split()
+GUARDED = (  # providers whose requests LiteLLM sends with httpx alone
+    *("anthropic", "azure", "azure_ai", "bedrock", "cohere", "cohere_chat", "deepseek", "fireworks_ai", "gemini"),
+    *("groq", "mistral", "ollama", "ollama_chat", "openai", "openrouter", "perplexity", "watsonx", "xai"),
 )
 OPENAI_TEXTS = ("openai/", "text-completion-openai/")
 MISSING = "kind litellm needs the extra; pip install '.[litellm]'"

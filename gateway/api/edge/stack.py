@@ -32,6 +32,7 @@ from gateway.core.openai.body import decode_json
 from gateway.core.openai.reply import json_bytes
 from gateway.errors import BadRequest, BatonError, BodyTooSlow, ClientLeft, NotFound, TooLarge
 from gateway.service.ports.counts import Count
+from gateway.threads import beside
 
 log = logging.getLogger("baton")
 BODILESS = ("GET", "HEAD", "OPTIONS", "DELETE")
@@ -260,7 +261,13 @@ async def read_json(request: Request, bytes_max: int, key: str) -> Any:
     finally:
         place.places.end_sending(key)
     await place.take()
-    return decode_json(data)
+    state["body_bytes"] = len(data)
+    return await beside(len(data), decode_json, data)
+
+
+async def parsed(request: Request, parse: Callable[[], T]) -> T:
+    """What `parse` makes of the body, beside the event loop if the body is large."""
+    return await beside(request.scope["state"].get("body_bytes", 0), parse)
 
 
 class _Body:

@@ -7,7 +7,6 @@ none, bytes stay the bound.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +36,7 @@ from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import CapReached, Unpriced, UpstreamRefused, context_exceeded
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import TokenCounter
+from gateway.threads import LARGE_BYTES, beside
 
 DECLARATIONS = ("tools", "functions", "response_format")
 CUTS_OF_CONTEXT = 8  # prompts are cut in such parts, so that the next turns are cut at the same places
@@ -206,7 +206,7 @@ async def sendable(spec: WorkerSpec, body: dict[str, Any]) -> dict[str, Any]:
     schema is too large."""
     if not refers(spec, body):
         return body
-    return await asyncio.to_thread(without_references, spec, body)
+    return await beside(LARGE_BYTES, without_references, spec, body)
 
 
 async def counted_size(tokens: TokenCounter, spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:
