@@ -262,11 +262,8 @@ class Redactor:
 
 def is_data(text: str) -> bool:
     """Whether a text is base64 without a break, or a `data:` URL of it: an image, sound or file."""
-    head, comma, encoded = text[:DATA_HEAD_CHARS].partition(",")
-    if not comma:
-        encoded = text
-    elif _DATA_HEAD.fullmatch(head):
-        encoded = text[len(head) + 1 :]
+    head, comma, _ = text[:DATA_HEAD_CHARS].partition(",")
+    encoded = text[len(head) + 1 :] if comma and _DATA_HEAD.fullmatch(head) else text
     return encoded.isascii() and not encoded.encode().translate(None, _BASE64)
 
 
