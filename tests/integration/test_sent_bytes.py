@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.adapters.upstream import client, http
 from gateway.adapters.upstream.litellm import LiteLLMWorkers
-from gateway.adapters.upstream.outbound.measure import Allowance, bytes_max, guard
+from gateway.adapters.upstream.outbound.measure import SendAllowance, bytes_max, guard
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BadRequest, UpstreamError, UpstreamRefused
@@ -254,7 +254,7 @@ def test_only_requests_in_the_block_are_bounded() -> None:
 
     guard(Transport)
     with httpx.Client(transport=Transport()) as client:
-        with Allowance(10) as allowance:
+        with SendAllowance(10) as allowance:
             client.post("http://w", content=b"x" * 10)
             with suppress(Exception):
                 client.post("http://w", content=b"x" * 11)

@@ -25,9 +25,9 @@ import httpx
 
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream.http import StreamTally, check_reply, last_chunk, reply_text_bytes, request_body
-from gateway.adapters.upstream.outbound.measure import Allowance, bytes_max, guard
-from gateway.adapters.upstream.outbound.plain import plain_data, plain_task
+from gateway.adapters.upstream.outbound.measure import SendAllowance, bytes_max, guard
 from gateway.adapters.upstream.outbound.sideloop import SideLoop
+from gateway.adapters.upstream.plain import plain_data, plain_task
 from gateway.core.log.spans import HEADER
 from gateway.core.openai.chat import FIELDS, HINTS, Endpoint
 from gateway.core.openai.reply import chunks_of
@@ -201,13 +201,15 @@ class LiteLLMWorkers:
                 await side.run(chunks.aclose())
         yield last_chunk(*tally.end(call, body, _size_bytes(body)))
 
-    async def _opened(self, call: WorkerCall, body: Mapping[str, Any], allowance: Allowance, until: float) -> Any:
+    async def _opened(self, call: WorkerCall, body: Mapping[str, Any], allowance: SendAllowance, until: float) -> Any:
         """LiteLLM's stream. LiteLLM changes what it is given, so it gets a copy."""
         return await self._sent(
             call, allowance, until, self._function(call)(**{**deepcopy(body), **self._options(call)})
         )
 
-    async def _next(self, call: WorkerCall, allowance: Allowance, until: float, chunks: Any) -> dict[str, Any] | None:
+    async def _next(
+        self, call: WorkerCall, allowance: SendAllowance, until: float, chunks: Any
+    ) -> dict[str, Any] | None:
         """The next chunk of LiteLLM's stream as JSON data; None at the end. Some vendors' requests leave with the
         first."""
         chunk = await self._sent(call, allowance, until, anext(chunks, None))
@@ -217,7 +219,7 @@ class LiteLLMWorkers:
         _refuse_invented_end(plain, chunks)
         return plain
 
-    async def _sent(self, call: WorkerCall, allowance: Allowance, until: float, awaitable: Any) -> Any:
+    async def _sent(self, call: WorkerCall, allowance: SendAllowance, until: float, awaitable: Any) -> Any:
         """`_await_until` for what may send a request, which leaves only if the allowance has room for it."""
         try:
             with allowance:
@@ -351,8 +353,8 @@ def _is_guarded(worker: WorkerSpec) -> bool:
     return (worker.model or "").partition("/")[0] in GUARDED
 
 
-def _allowance(body: Mapping[str, Any]) -> Allowance:
-    return Allowance(bytes_max(body))
+def _allowance(body: Mapping[str, Any]) -> SendAllowance:
+    return SendAllowance(bytes_max(body))
 
 
 def _target(part: Mapping[str, Any]) -> str:

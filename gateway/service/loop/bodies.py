@@ -31,7 +31,7 @@ from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.vendor import for_worker
 from gateway.core.openai.vendors.schemas import refers, without_references
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, TOKENS_PER_TURN, declared_text, request_text
-from gateway.core.pool.models import adapt, model_of, takes_media_in_results, vendor_params
+from gateway.core.pool.models import adapt, follows_references, model_of, takes_media_in_results, vendor_params
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import CapReached, Unpriced, UpstreamRefused, context_exceeded
 from gateway.service.loop.state import Loop, StepRun
@@ -204,9 +204,10 @@ def declaration_tokens(body: Mapping[str, Any]) -> int:
 async def sendable(spec: WorkerSpec, body: dict[str, Any]) -> dict[str, Any]:
     """The body as it will leave, so that what is measured is what is sent. Raises BadRequest where LiteLLM's form of a
     schema is too large."""
-    if not refers(spec, body):
+    follows = follows_references(spec)
+    if not follows or not refers(follows, body):
         return body
-    return await beside(LARGE_BYTES, without_references, spec, body)
+    return await beside(LARGE_BYTES, without_references, follows, body, spec.name)
 
 
 async def counted_size(tokens: TokenCounter, spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:

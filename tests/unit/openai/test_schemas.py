@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.openai.vendors.schemas import GROWTH_BYTES_MAX, refers, without_references
+from gateway.core.pool.models import follows_references
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BadRequest
 
@@ -17,6 +18,10 @@ CITY = {"type": "object", "properties": {"name": {"type": "string"}}}
 def a_worker(model: str = "gemini/gemini-2.5-pro", kind: str = "litellm", **fields: Any) -> WorkerSpec:
     entry = {"name": "w", "handle": "atlas", "kind": kind, "model": model, **fields}
     return WorkerSpec.model_validate(entry)
+
+
+EVERYWHERE = follows_references(a_worker())
+CLAUDE = follows_references(a_worker("anthropic/claude-haiku-4-5"))
 
 
 def tools(schema: dict[str, Any]) -> dict[str, Any]:
@@ -30,7 +35,7 @@ def a_format(schema: dict[str, Any]) -> dict[str, Any]:
 def sent(schema: dict[str, Any], model: str = "gemini/gemini-2.5-pro") -> Any:
     body = tools(schema)
     before = json.dumps(body)
-    changed = without_references(a_worker(model), body)
+    changed = without_references(follows_references(a_worker(model)), body, "w")
     assert json.dumps(body) == before
     return changed["tools"][0]["function"]["parameters"]
 
@@ -105,18 +110,18 @@ CHAIN = {"$ref": "#/$defs/D0", "$defs": {f"D{n}": {"items": {"$ref": f"#/$defs/D
 )
 def test_a_schema_that_grows_too_far_is_refused_with_its_path(schema: dict[str, Any], problem: str) -> None:
     with pytest.raises(BadRequest, match=problem) as caught:
-        without_references(a_worker(), tools(schema))
+        without_references(EVERYWHERE, tools(schema), "w")
     assert caught.value.param == "tools[0].function.parameters"
     with pytest.raises(BadRequest) as caught:
-        without_references(a_worker("anthropic/claude-haiku-4-5"), a_format(schema))
+        without_references(CLAUDE, a_format(schema), "w")
     assert caught.value.param == "response_format.json_schema.schema"
 
 
 def test_all_schemas_of_a_request_grow_within_one_bound() -> None:
     tool = tools(doubling(3, description="x" * 15_000))["tools"][0]
-    without_references(a_worker(), {"tools": [tool]})
+    without_references(EVERYWHERE, {"tools": [tool]}, "w")
     with pytest.raises(BadRequest) as caught:
-        without_references(a_worker(), {"tools": [tool] * 3})
+        without_references(EVERYWHERE, {"tools": [tool] * 3}, "w")
     assert caught.value.param == "tools[2].function.parameters"
 
 
@@ -135,15 +140,15 @@ def test_all_schemas_of_a_request_grow_within_one_bound() -> None:
 def test_only_providers_that_follow_references_get_none(
     model: str, in_tools: bool, in_old_tools: bool, in_formats: bool
 ) -> None:
-    spec, new = a_worker(model), {"items": {"$ref": "#/$defs/C"}, "$defs": {"C": CITY}}
+    follows, new = follows_references(a_worker(model)), {"items": {"$ref": "#/$defs/C"}, "$defs": {"C": CITY}}
     old = {"items": {"$ref": "#/definitions/C"}, "definitions": {"C": CITY}}
-    assert refers(spec, tools(new)) is in_tools
-    assert refers(spec, tools(old)) is in_old_tools
-    assert refers(spec, a_format(new)) is in_formats
-    assert not refers(spec, tools(CITY))
+    assert refers(follows, tools(new)) is in_tools
+    assert refers(follows, tools(old)) is in_old_tools
+    assert refers(follows, a_format(new)) is in_formats
+    assert not refers(follows, tools(CITY))
 
 
 def test_workers_of_openais_wire_get_schemas_as_they_are() -> None:
     for api in ("chat", "responses"):
         spec = a_worker("gpt-5", "openai", url="http://127.0.0.1:1/v1", api=api)
-        assert not refers(spec, tools(doubling(20)))
+        assert not follows_references(spec)

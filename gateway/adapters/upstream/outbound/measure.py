@@ -23,14 +23,14 @@ class MoreThanMeasured(Exception):
     """A request that is larger than its body allows."""
 
 
-class Allowance:
+class SendAllowance:
     """The bytes that each request of one call may have, in `with` blocks and in the tasks and threads that these start.
     `excess_bytes`: the size of a request that had more, else 0. `requests`: how many of them were let through."""
 
     def __init__(self, bytes_max: int) -> None:
         self.excess_bytes = self.requests = 0
         self._bytes_max = bytes_max
-        self._tokens: list[Token[Allowance | None]] = []
+        self._tokens: list[Token[SendAllowance | None]] = []
 
     def __enter__(self) -> Self:
         self._tokens.append(_allowance.set(self))
@@ -53,7 +53,7 @@ class Allowance:
         return UpstreamRefused(f"{problem}, which is more than was held for; it was not sent", dispatched=False)
 
 
-_allowance: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
+_allowance: ContextVar[SendAllowance | None] = ContextVar("allowance", default=None)
 
 
 def guard(*transports: type[httpx.AsyncBaseTransport] | type[httpx.BaseTransport]) -> None:

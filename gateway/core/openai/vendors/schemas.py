@@ -9,77 +9,32 @@ A definition that holds itself is copied once on each path; deeper, its type sta
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BadRequest
 
 GROWTH_BYTES_MAX = 1 << 18  # of all copies in one request
+Follows = frozenset[str]  # in which schemas: of `tools`, of tools in `old_tools` drafts alone, of replies (`formats`)
 COPIES_MAX = 5_000  # of definitions in one request
 DEPTH_MAX = 90  # of a schema with its copies; LiteLLM's own walks end at 100
 _DEFINITIONS = ("$defs", "definitions")
-_LEGACY = ("definitions", "components")
+_LEGACY = ("definitions", "components")  # where older drafts have definitions
 _NAMED = ("properties", "patternProperties", "dependentSchemas")  # whose own names are no keywords
-_NATIVE_FORMATS = re.compile(r"gemini-([2-9]|\d\d)")  # take `$ref` in the schema of a reply
-Taken = Callable[[Mapping[str, Any]], bool]  # whether a schema goes without references
 
 
-def _always(schema: Mapping[str, Any]) -> bool:
-    return True
+def refers(follows: Follows, body: Mapping[str, Any]) -> bool:
+    """Whether a body holds a reference that LiteLLM would follow."""
+    return any(True for _ in _schemas(follows, body))
 
 
-def _never(schema: Mapping[str, Any]) -> bool:
-    return False
-
-
-def _if_legacy(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema has its definitions in a place of older drafts, which LiteLLM knows apart from `$defs`."""
-    return any(name in schema for name in _LEGACY)
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """Which schemas a provider of LiteLLM gets without references: of `tools`, and of the reply (`formats`)."""
-
-    tools: Taken
-    formats: Taken
-
-
-_EVERYWHERE, _CLAUDE = Dialect(_always, _always), Dialect(_if_legacy, _always)
-_AS_IS = Dialect(_never, _never)
-DIALECTS: Mapping[str, Dialect] = {  # by the provider in front of a model's name; any other sends schemas as they are
-    **dict.fromkeys(("gemini", "vertex_ai", "vertex_ai_beta", "bedrock", "oci", "sap", "gigachat"), _EVERYWHERE),
-    **dict.fromkeys(("anthropic", "azure_ai", "databricks", "snowflake", "fireworks_ai"), _CLAUDE),
-}
-
-
-def dialect_of(spec: WorkerSpec) -> Dialect:
-    """What a worker's provider does with schemas."""
-    if spec.kind != "litellm":
-        return _AS_IS
-    provider, _, model = (spec.model or "").partition("/")
-    dialect = DIALECTS.get(provider, _AS_IS)
-    if dialect is _EVERYWHERE and _NATIVE_FORMATS.search(model):
-        return Dialect(dialect.tools, _never)
-    return dialect
-
-
-def refers(spec: WorkerSpec, body: Mapping[str, Any]) -> bool:
-    """Whether a body holds a reference that LiteLLM would replace for a worker."""
-    dialect = dialect_of(spec)
-    return dialect is not _AS_IS and any(True for _ in _schemas(dialect, body))
-
-
-def without_references(spec: WorkerSpec, body: dict[str, Any]) -> dict[str, Any]:
+def without_references(follows: Follows, body: dict[str, Any], worker: str) -> dict[str, Any]:
     """The body as LiteLLM must get it for a worker, with definitions in place of references to them. Raises BadRequest
     with the path of a schema that grows over the bounds."""
-    growth, changed = _Growth(spec.name), dict(body)
-    for place, schema in _schemas(dialect_of(spec), body):
+    growth, changed = _Growth(worker), dict(body)
+    for place, schema in _schemas(follows, body):
         _put(changed, place, growth.inlined(schema, _path(place)))
     return changed
 
@@ -87,19 +42,23 @@ def without_references(spec: WorkerSpec, body: dict[str, Any]) -> dict[str, Any]
 Place = tuple[str | int, ...]  # of a schema in a body: names and positions
 
 
-def _schemas(dialect: Dialect, body: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    """The schemas with references that the dialect does without, and where they are."""
+def _schemas(follows: Follows, body: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """The schemas whose references LiteLLM follows, and where they are."""
     for name, within in (("tools", ("function",)), ("functions", ())):
-        items = body.get(name)
+        items = body.get(name) if follows else None
         for at, item in enumerate(items if isinstance(items, list) else ()):
             place: Place = (name, at, *within, "parameters")
             schema = _at(item, place[2:])
-            if isinstance(schema, Mapping) and dialect.tools(schema) and _may_refer(schema):
+            if isinstance(schema, Mapping) and _is_followed(follows, schema) and _may_refer(schema):
                 yield place, schema
     place = ("response_format", "json_schema", "schema")
-    schema = _at(body, place)
-    if isinstance(schema, Mapping) and dialect.formats(schema) and _may_refer(schema):
+    schema = _at(body, place) if "formats" in follows else None
+    if isinstance(schema, Mapping) and _may_refer(schema):
         yield place, schema
+
+
+def _is_followed(follows: Follows, schema: Mapping[str, Any]) -> bool:
+    return "tools" in follows or ("old_tools" in follows and any(name in schema for name in _LEGACY))
 
 
 def _at(value: Any, place: Place) -> Any:
