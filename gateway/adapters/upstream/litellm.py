@@ -13,8 +13,8 @@ import os
 import re
 import time
 import warnings
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from copy import deepcopy
 from functools import cache
 from types import ModuleType
@@ -182,42 +182,30 @@ class LiteLLMWorkers:
             yield {"choices": [], "usage": usage_body(reply.usage)}
             return
         body = _request_body(call) | {"stream": True, "stream_options": {"include_usage": True}}
-        side, now = self._side, time.monotonic
-        deadline = now() + call.timeout_s
         tally = StreamTally()
-        chunks: Any = None
-        try:
-            allowance = _allowance(body)
-            chunks = await side.run(self._opened(call, body, allowance, deadline))
-            until = deadline
-            while (plain := await side.run(self._next(call, allowance, until, chunks))) is not None:
-                until = min(deadline, now() + self._chunk_gap_s_max)
+        async with aclosing(self._side.pump(self._chunks(call, body))) as chunks:
+            while (plain := await chunks.next()) is not None:
                 if visible := tally.add(plain):
                     yield visible
                 if tally.text_bytes > self._reply_bytes_max:
                     raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes")
-        finally:
-            if chunks is not None:
-                await side.run(chunks.aclose())
         yield last_chunk(*tally.end(call, body, _size_bytes(body)))
 
-    async def _opened(self, call: WorkerCall, body: Mapping[str, Any], allowance: SendAllowance, until: float) -> Any:
-        """LiteLLM's stream. LiteLLM changes what it is given, so it gets a copy."""
-        return await self._sent(
-            call, allowance, until, self._function(call)(**{**deepcopy(body), **self._options(call)})
-        )
-
-    async def _next(
-        self, call: WorkerCall, allowance: SendAllowance, until: float, chunks: Any
-    ) -> dict[str, Any] | None:
-        """The next chunk of LiteLLM's stream as JSON data; None at the end. Some vendors' requests leave with the
-        first."""
-        chunk = await self._sent(call, allowance, until, anext(chunks, None))
-        if chunk is None:
-            return None
-        plain = plain_data(chunk)
-        _refuse_invented_end(plain, chunks)
-        return plain
+    async def _chunks(self, call: WorkerCall, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """LiteLLM's stream as JSON data. LiteLLM changes what it is given, so it gets a copy. Some vendors' requests
+        leave with the first chunk."""
+        now, allowance = time.monotonic, _allowance(body)
+        until = deadline = now() + call.timeout_s
+        arguments = {**deepcopy(body), **self._options(call)}
+        chunks = await self._sent(call, allowance, deadline, self._function(call)(**arguments))
+        try:
+            while (chunk := await self._sent(call, allowance, until, anext(chunks, None))) is not None:
+                until = min(deadline, now() + self._chunk_gap_s_max)
+                plain = plain_data(chunk)
+                _refuse_invented_end(plain, chunks)
+                yield plain
+        finally:
+            await chunks.aclose()
 
     async def _sent(self, call: WorkerCall, allowance: SendAllowance, until: float, awaitable: Any) -> Any:
         """`_await_until` for what may send a request, which leaves only if the allowance has room for it."""
