@@ -24,7 +24,7 @@ import aiohttp
 import httpx
 
 from gateway.adapters.upstream import client as upstream
-from gateway.adapters.upstream.http import StreamTally, check_reply, last_chunk, reply_text_bytes, request_body
+from gateway.adapters.upstream.http import StreamTally, check_body, last_chunk, reply_text_bytes, request_body
 from gateway.adapters.upstream.outbound.measure import SendAllowance, bytes_max, guard
 from gateway.adapters.upstream.outbound.sideloop import SideLoop
 from gateway.adapters.upstream.plain import plain_data, plain_task
@@ -56,7 +56,7 @@ TASK_FUNCTIONS: Mapping[Endpoint, str] = {
 }
 _PREFIX = re.compile(r"^(litellm\.\w+: |\w+(Exception|Error)\s*-\s*)+")
 GUARDED = (  # providers whose requests LiteLLM sends with httpx alone
-    *("anthropic", "azure", "azure_ai", "bedrock", "cohere", "cohere_chat", "deepseek", "fireworks_ai", "gemini"),
+    *("azure", "azure_ai", "bedrock", "cohere", "cohere_chat", "deepseek", "fireworks_ai", "gemini"),
     *("groq", "mistral", "ollama", "ollama_chat", "openai", "openrouter", "perplexity", "watsonx", "xai"),
 )
 OPENAI_TEXTS = ("openai/", "text-completion-openai/")
@@ -147,7 +147,7 @@ class LiteLLMWorkers:
         async with self._client(call) as client:
             arguments = {**deepcopy(body), **self._options(call), **client}
             response = await self._sent(call, _allowance(body), until, self._function(call)(**arguments))
-        completion = check_reply(call, plain_data(response))
+        completion = check_body(call, plain_data(response))
         text_bytes = reply_text_bytes(completion)
         if text_bytes > self._reply_bytes_max:
             raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)
@@ -280,7 +280,9 @@ class LiteLLMWorkers:
             return UpstreamProtocol(f"the worker's reply is invalid ({type(error).__name__})")
         response = getattr(error, "response", None)
         headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", None) or {}
-        body = json.dumps({"error": {"message": _vendor_message(str(getattr(error, "message", error)))}}).encode()
+        message = _vendor_message(str(getattr(error, "message", error)))
+        kind = type(error).__name__  # LiteLLM knows by it more than the words say
+        body = json.dumps({"error": {"message": message, "type": kind}}).encode()
         return upstream.status_error(status, headers, body, self._secrets.get(call.worker.name))
 
 
@@ -324,7 +326,7 @@ def _request_body(call: WorkerCall) -> dict[str, Any]:
     for message in call.body.get("messages") or ():
         parts = message.get("content")
         for part in parts if isinstance(parts, list) else ():
-            if _REMOTE.match(_target(part)):
+            if _REMOTE.match(target := _target(part)) and not (call.worker.fetches and _is_picture(part, target)):
                 raise UpstreamRefused(
                     "this worker takes images and files as data: URLs only", param="messages", dispatched=False
                 )
@@ -343,6 +345,10 @@ def _is_guarded(worker: WorkerSpec) -> bool:
 
 def _allowance(body: Mapping[str, Any]) -> SendAllowance:
     return SendAllowance(bytes_max(body))
+
+
+def _is_picture(part: Mapping[str, Any], target: str) -> bool:
+    return part.get("type") == "image_url" and target.startswith("https:")
 
 
 def _target(part: Mapping[str, Any]) -> str:

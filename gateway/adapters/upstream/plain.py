@@ -10,8 +10,11 @@ from gateway.adapters.upstream import client as upstream
 from gateway.core.openai.tasks.replies import is_raw
 from gateway.service.ports.request import WorkerCall
 
-_BODY_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage")
-_CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text")
+_BODY_FIELDS = (
+    *("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage", "provider", "citations"),
+    *("search_results", "prompt_filter_results"),
+)
+_CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text", "content_filter_results", "native_finish_reason")
 _MESSAGE_FIELDS = (
     *("role", "content", "refusal", "reasoning_content", "tool_calls", "function_call", "audio", "annotations"),
     *("thinking_blocks", "provider_specific_fields"),

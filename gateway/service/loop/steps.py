@@ -29,6 +29,7 @@ from gateway.core.pool.workers import MODEL_KINDS, TOOL_KINDS
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, MoneyUnavailable, SpoolFull, UpstreamInvalid
 from gateway.service.loop.bodies import (
     fan_out,
+    lowered_output,
     missing_choices,
     prompt_size,
     sendable,
@@ -212,9 +213,8 @@ class StepRunner:
             StepCall(self._shared, loop, run, body, saw, share=share, counted=number == 0, size=size)
             for number, (body, size) in enumerate(zip(bodies, sizes, strict=True))
         ]
-        bound, by = bodies[0].get("max_completion_tokens") or bodies[0].get("max_tokens"), calls[0].lowered_by
-        if bound and bound < run.wanted_tokens and run.spec.kind in MODEL_KINDS:
-            run.record.lowered = {"asked": run.wanted_tokens, "max_tokens": bound, "by": by or "worker"}
+        if run.spec.kind in MODEL_KINDS:
+            run.record.lowered = lowered_output(loop, run, bodies[0], calls[0].lowered_by) or run.record.lowered
         return calls
 
     # ------------------------------------------------------------ in one piece
