@@ -158,7 +158,13 @@ class WorkerSpec(FrozenModel):
     @property
     def speaks_messages(self) -> bool:
         """Whether it is asked by Anthropic's Messages API, in its own words and without LiteLLM."""
-        return self.kind == "litellm" and self.task == "chat" and (self.model or "").startswith("anthropic/")
+        return self.claude != ""
+
+    @property
+    def claude(self) -> str:
+        """The model as Anthropic names it, of a worker that is asked by Anthropic's API; empty for any other."""
+        provider, _, model = (self.model or "").partition("/")
+        return model if self.kind == "litellm" and self.task == "chat" and provider == "anthropic" else ""
 
     @property
     def local_model(self) -> str | None:
