@@ -34,12 +34,15 @@ class Claude(Anthropic):
 
     content: list[dict[str, Any]] = CONTENTS["text"]
     ending: tuple[str, str | None] = ("end_turn", None)
+    input_tokens = 5
 
     def whole(self, request: Request) -> Mapping[str, Any]:
         return message_of(self.content, *self.ending)
 
     def events(self, request: Request) -> Iterator[bytes]:
         for one in events_of(self.content, *self.ending):
+            if one["type"] == "message_start":
+                one["message"]["usage"]["input_tokens"] = self.input_tokens
             yield event(one, one["type"])
 
 
@@ -220,12 +223,12 @@ async def test_why_a_reply_ended_reaches_the_client(ending: tuple[str, str | Non
 
 async def test_the_first_event_estimates_the_tokens_and_the_last_knows_them() -> None:
     async with site() as here:
-        long = [{"role": "user", "content": "word " * 4000}]
+        long, here.claude.input_tokens = [{"role": "user", "content": "word " * 4000}], 4005
         reply = events(await here.ask(long, stream=True))
         assert 2000 < reply[0]["message"]["usage"]["input_tokens"] < 20_000
         reply = events(await here.ask(stream=True))
         assert 0 < reply[0]["message"]["usage"]["input_tokens"] < 100
-        assert reply[-2]["usage"]["input_tokens"] == 5
+        assert reply[-2]["usage"]["input_tokens"] == 4005
 
 
 async def test_the_betas_of_a_client_reach_the_vendor() -> None:

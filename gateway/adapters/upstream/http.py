@@ -1,6 +1,6 @@
 """Workers behind any OpenAI-compatible endpoint or Anthropic's, over connections of our own (`http1/`; ADR 0041).
 
-Each call is one attempt, without retries, redirects, cookies or a proxy from the environment. Everything is bounded:
+Each call is one attempt, without retries, redirects or cookies. Everything is bounded:
 the call by `timeout_s`, the silence between chunks, and the decoded size of a reply and of one stream event.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream import replies
 from gateway.adapters.upstream.http1.pool import Http1Reply
+from gateway.adapters.upstream.reach.ways import Way
 from gateway.adapters.upstream.sse import DONE, SseEvent, SseParser
 from gateway.adapters.upstream.wires import PATHS, ChunkMaker, wire_of
 from gateway.core.access import depth
@@ -38,7 +39,7 @@ BEYOND_TEXT |= {"logprobs", "prompt_logprobs"}
 
 class HttpWorkers:
     """`ports.Workers` for kind `openai`. `secrets` maps worker names to keys; `depth_secret` signs the depth header;
-    `places` maps `local:` URLs to where this gateway serves them."""
+    `places` maps `local:` URLs to where this gateway serves them; `ways` has those of workers that say more."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class HttpWorkers:
         *,
         places: Mapping[str, str] = MappingProxyType({}),
         client: upstream.PooledClient | None = None,
+        ways: Mapping[str, Way] = MappingProxyType({}),
         reply_bytes_max: int = 16 << 20,
         event_bytes_max: int = 1 << 20,
         chunk_gap_s_max: float = 60.0,
@@ -55,6 +57,7 @@ class HttpWorkers:
         self._depth_secret = depth_secret
         self._places = places
         self._client = client or upstream.http_client()
+        self._ways = ways
         self._reply_bytes_max = reply_bytes_max
         self._event_bytes_max = event_bytes_max
         self._chunk_gap_s_max = chunk_gap_s_max
@@ -176,7 +179,7 @@ class HttpWorkers:
         path, base = PATHS[call.endpoint], self._base(call)
         path, base = (path, base) if wire is None else (wire.path, wire.base(base))
         url = upstream.endpoint_url(base, path)
-        response = await self._client.connections().post(url, headers, content, deadline)
+        response = await self._client.ask(url, headers, content, deadline, self._ways.get(call.worker.name))
         if response.status_code == 200:
             return response
         try:

@@ -299,7 +299,7 @@ def _request_body(call: WorkerCall) -> dict[str, Any]:
     for message in call.body.get("messages") or ():
         parts = message.get("content")
         for part in parts if isinstance(parts, list) else ():
-            if _REMOTE.match(_target(part)):
+            if _REMOTE.match(target := _target(part)) and not (call.worker.fetches and _is_picture(part, target)):
                 raise UpstreamRefused(
                     "this worker takes images and files as data: URLs only", param="messages", dispatched=False
                 )
@@ -309,6 +309,10 @@ def _request_body(call: WorkerCall) -> dict[str, Any]:
     if (call.worker.model or "").startswith(("openai/", "azure/")):
         return body
     return {name: value for name, value in body.items() if name not in HINTS}  # no other vendor accepts them
+
+
+def _is_picture(part: Mapping[str, Any], target: str) -> bool:
+    return part.get("type") == "image_url" and target.startswith("https:")
 
 
 def _target(part: Mapping[str, Any]) -> str:

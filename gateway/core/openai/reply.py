@@ -67,13 +67,13 @@ def _complete_choice(choice: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 def reply_facts(worker_body: Mapping[str, Any]) -> dict[str, Any]:
     """What a completion or chunk says of itself: `service_tier`, `system_fingerprint` and its vendor's own properties.
-    A tier that OpenAI does not define becomes None, because clients cannot parse it."""
+    A tier that OpenAI does not define goes under a name of its own, because clients cannot parse it."""
     if _FACTLESS.issuperset(worker_body):
         return {}
     facts = {name: value for name, value in worker_body.items() if name not in _OWN and _passes(name, value)}
     tier, fingerprint = worker_body.get("service_tier"), worker_body.get("system_fingerprint")
     if tier:
-        facts["service_tier"] = tier if tier in TIERS else None
+        facts |= {"service_tier": tier} if tier in TIERS else {"service_tier": None, "native_service_tier": tier}
     return facts | ({"system_fingerprint": fingerprint} if isinstance(fingerprint, str) and fingerprint else {})
 
 

@@ -20,6 +20,7 @@ from gateway.core.pool.prices import PROMPT_PARTS, REPLY_PARTS, FrozenModel
 from gateway.core.pool.prices import Price as Price
 from gateway.core.pool.tools import TOOLS_MAX
 from gateway.core.pool.tools import ToolSpec as ToolSpec
+from gateway.core.pool.ways import Detour, WayFields
 
 WorkerKind = Literal["openai", "litellm", "tool", "mcp", "self"]
 Task = Literal["chat", "embeddings", "moderation", "rerank", "images", "speech", "transcription"]
@@ -39,6 +40,7 @@ Capability = Literal[
 ]  # fmt: skip
 Turn = Literal["developer", "system", "late_system", "repeated_roles", "name", "empty_content"]
 TURNS: tuple[str, ...] = get_args(Turn)  # what a chat template may refuse: it gets another form of it
+URL_PROVIDERS = ("openai", "anthropic", "azure", "openrouter", "groq", "mistral", "xai")  # LiteLLM sends them URLs
 RESPONSES_LACK = (  # what chat completions have and the Responses API has not
     *("n", "stop", "seed", "logit_bias", "frequency_penalty", "presence_penalty", "prediction", "modalities", "audio"),
     *("functions", "function_call", "web_search_options"),
@@ -60,7 +62,7 @@ def is_reference(text: str) -> bool:
     return re.match(_REFERENCE, text) is not None
 
 
-class WorkerSpec(FrozenModel):
+class WorkerSpec(WayFields):
     """One worker of the pool file. `price` is None only until it has been looked up in LiteLLM's offline map."""
 
     name: str = Field(min_length=1, max_length=128, pattern=r"^[^\s/][^\s]*$")
@@ -133,7 +135,7 @@ class WorkerSpec(FrozenModel):
     def identity(self) -> str:
         """The worker's identity as JSON: all fields but the references to its secrets, its tokenizer and its part."""
         left_out: dict[str, Any] = dict.fromkeys(
-            ("api_key", "answers", "env", "tokenizer", *_later_defaults(self)), True
+            ("api_key", "answers", "env", "tokenizer", *Detour._fields, *_later_defaults(self)), True
         )
         part_prices = (*PROMPT_PARTS.values(), *REPLY_PARTS.values(), "unit_usd")
         unset = {name for name in part_prices if self.price is not None and getattr(self.price, name) is None}
@@ -196,7 +198,8 @@ class WorkerSpec(FrozenModel):
             raise ValueError("kind litellm needs `model`, e.g. anthropic/claude-sonnet-4-5")
         if self.task != "chat" and self.kind not in MODEL_KINDS:
             raise ValueError(f"kind {self.kind} has no task {self.task}; leave `task` out")
-        if self.fetches and self.kind != "openai":
+        provider = (self.model or "").partition("/")[0] if self.kind == "litellm" else self.kind
+        if self.fetches and provider not in URL_PROVIDERS:
             raise ValueError(f"kind {self.kind} would be fetched for in this process; leave `fetches` out")
         if self.kind == "tool" and not self.url:
             raise ValueError("kind tool needs `url`: an http(s) endpoint, builtin:vote or builtin:python")
@@ -206,6 +209,15 @@ class WorkerSpec(FrozenModel):
             raise ValueError(f"task {self.task} is priced by tokens; leave `unit_usd` out")
         if self.kind not in TOOL_KINDS and self.price and not self._is_priced(self.price):
             raise ValueError("`price` of a model needs input_usd_per_mtok and output_usd_per_mtok (0 where it is free)")
+        return self
+
+    @model_validator(mode="after")
+    def _way_is_baton_own(self) -> WorkerSpec:
+        own = self.kind in ("openai", "tool", "mcp") and (self.url or "").startswith("http")
+        if any(self.detour) and not own:
+            follow = "kind litellm follows HTTPS_PROXY and SSL_CERT_FILE" if self.kind == "litellm" else "it has no URL"
+            given = " and ".join(name for name in Detour._fields if getattr(self, name))
+            raise ValueError(f"{follow}; leave {given} out")
         return self
 
     @model_validator(mode="after")
@@ -377,10 +389,12 @@ def _plain_worker(worker: WorkerSpec) -> dict[str, Any]:
     if price.above:
         tiers = [{"prompt_tokens": tier.prompt_tokens, **_plain_amounts(tier.amounts)} for tier in price.above]
         amounts["above"] = tiers
-    later = ("fetches", "command", "env", "tools", "hosted")
+    later = ("fetches", "command", "env", "tools", "hosted", *Detour._fields)
     left_out = {"api_key", "name", "price"} | {name for name in later if not getattr(worker, name)}  # older files' hash
     left_out |= {name for name, default in (("api", "chat"), ("answers", True)) if getattr(worker, name) == default}
     plain = worker.model_dump(mode="json", exclude=left_out) | {"price": amounts}
+    if is_reference(worker.proxy or ""):
+        plain["proxy"] = "(secret)"
     if worker.env:
         plain["env"] = {name: "(secret)" if is_reference(value) else value for name, value in worker.env.items()}
     return plain | ({"tools": _plain_tools(worker.tools)} if worker.tools else {})

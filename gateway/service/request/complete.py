@@ -288,7 +288,9 @@ class Completer:
         record.cost_nano = loop.tree.meter.spent_nano
         if running.error is not None:
             running.error = await self._admission.at_the_end(running.error, running.reserved, record.cost_nano)
-            record.error = running.error.body()["error"]
+            record.error = {**running.error.body()["error"], "message": running.error.in_full}
+            if running.principal.is_operators:
+                running.error.message = running.error.in_full
             record.status = record.status if record.status == "aborted" else "failed"
         else:
             record.status = "done"

@@ -43,7 +43,7 @@ def test_two_long_names_with_one_beginning_stay_two() -> None:
 def test_a_name_is_told_wherever_it_stands() -> None:
     call = {"id": "a", "type": "function", "function": {"name": LONG, "arguments": "{}"}}
     foreign = {"id": "b", "type": "function", "function": {"name": "functions.f:0", "arguments": "{}"}}
-    body = {
+    body: dict[str, Any] = {
         "tools": [tool(LONG), tool(OTHER, "custom"), tool("f")],
         "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool(LONG), tool("f")]}},
         "messages": [
