@@ -213,7 +213,8 @@ class WorkerSpec(WayFields):
 
     @model_validator(mode="after")
     def _way_is_baton_own(self) -> WorkerSpec:
-        own = self.kind in ("openai", "tool", "mcp") and (self.url or "").startswith("http")
+        by_url = self.kind in ("openai", "tool", "mcp") and (self.url or "").startswith("http")
+        own = by_url or self.speaks_messages
         if any(self.detour) and not own:
             follow = "kind litellm follows HTTPS_PROXY and SSL_CERT_FILE" if self.kind == "litellm" else "it has no URL"
             given = " and ".join(name for name in Detour._fields if getattr(self, name))
