@@ -332,7 +332,8 @@ async def guarded(breaker: Breaker, call: ConductorCall, items: Items) -> Items:
 def encode(body: Mapping[str, Any]) -> bytes:
     """A body as JSON. Raises UpstreamRefused for a number that JSON does not have."""
     with suppress(TypeError, ValueError, OverflowError, RecursionError):  # half a surrogate pair, a large integer
-        if b"null" not in (content := _encode(body)):  # as which it would write NaN
+        content = _encode(body)
+        if b"null" not in content or not any(mark + b"null" in content for mark in (b":", b",", b"[")):  # NaN, to it
             return content
     try:
         return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()

@@ -35,13 +35,23 @@ from gateway.core.openai.vendor import for_worker
 from gateway.core.openai.vendors.hosts import limits_of, template_of
 from gateway.core.openai.vendors.names import told_names, with_told_names
 from gateway.core.openai.vendors.roles import for_template
+from gateway.core.openai.vendors.schemas import refers, without_references
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, TOKENS_PER_TURN, declared_text, request_text
-from gateway.core.pool.models import adapt, hosted_types, model_of, takes_media_in_results, vendor_params
+from gateway.core.pool.models import (
+    adapt,
+    follows_references,
+    hosted_types,
+    model_of,
+    takes_media_in_results,
+    vendor_params,
+)
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import CapReached, Unpriced, UpstreamRefused, context_exceeded
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import TokenCounter
+from gateway.threads import LARGE_BYTES, beside
 
+DECLARATIONS = ("tools", "functions", "response_format")
 CUTS_OF_CONTEXT = 8  # prompts are cut in such parts, so that the next turns are cut at the same places
 OUTPUT_TOKENS_MIN = 16  # a call that could say less than this is not worth making
 UNCOUNTED_BYTES_MAX = 4096  # counting a longer prompt costs less than the money that its bytes would hold
@@ -211,7 +221,22 @@ def size_in_bytes(spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:
     """The size of a body's prompt where a token counts as a byte."""
     rest = {name: value for name, value in body.items() if name != "messages"}
     bound = input_tokens_bound(body.get("messages", ()), str(rest) + str(spec.params))
+    bound += declaration_tokens(body) or declaration_tokens(spec.params)
     return PromptSize(bound, bound)
+
+
+def declaration_tokens(body: Mapping[str, Any]) -> int:
+    """The most tokens of what a vendor tells its model, and LiteLLM the vendor, about tools and the reply's form."""
+    return TOKENS_PER_DECLARATION if any(body.get(name) for name in DECLARATIONS) else 0
+
+
+async def sendable(spec: WorkerSpec, body: dict[str, Any]) -> dict[str, Any]:
+    """The body as it will leave, so that what is measured is what is sent. Raises BadRequest where LiteLLM's form of a
+    schema is too large."""
+    follows = follows_references(spec)
+    if not follows or not refers(follows, body):
+        return body
+    return await beside(LARGE_BYTES, without_references, follows, body, spec.name)
 
 
 async def counted_size(tokens: TokenCounter, spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:
@@ -224,7 +249,7 @@ async def counted_size(tokens: TokenCounter, spec: WorkerSpec, body: Mapping[str
     if count is None or again is None:
         return in_bytes
     template = len(sent.get("messages") or ()) * (TOKENS_PER_MESSAGE - TOKENS_PER_TURN)
-    template += TOKENS_PER_DECLARATION if declared.texts else 0
+    template += declaration_tokens(sent)
     most = min(in_bytes.tokens_max, count.tokens_max + again.tokens_max + text.tokens + template)
     return PromptSize(most, min(most, count.tokens + text.tokens), count.tokens + text.tokens - text.media_tokens)
 

@@ -32,6 +32,7 @@ from gateway.service.loop.bodies import (
     lowered_output,
     missing_choices,
     prompt_size,
+    sendable,
     single_bodies,
     step_body,
     tokens_over,
@@ -206,15 +207,14 @@ class StepRunner:
     async def _prepared(self, loop: Loop, run: StepRun, bodies: Sequence[dict[str, Any]], saw: Saw) -> list[StepCall]:
         """The calls of several bodies, each with an equal share of what is left. Lowers the output that they ask for
         where too little is left, and notes it."""
-        share = len(bodies)
+        share, bodies = len(bodies), [await sendable(run.spec, body) for body in bodies]
         sizes = [await prompt_size(self._shared.tokens, loop, run.spec, body, share) for body in bodies]
         calls = [
             StepCall(self._shared, loop, run, body, saw, share=share, counted=number == 0, size=size)
             for number, (body, size) in enumerate(zip(bodies, sizes, strict=True))
         ]
         if run.spec.kind in MODEL_KINDS:
-            lowered = lowered_output(loop, run, bodies[0], calls[0].lowered_by)
-            run.record.lowered = lowered or run.record.lowered
+            run.record.lowered = lowered_output(loop, run, bodies[0], calls[0].lowered_by) or run.record.lowered
         return calls
 
     # ------------------------------------------------------------ in one piece

@@ -100,6 +100,7 @@ class RequestContext:
     entry: RateEntry | None = None  # how its key's limits counted it before its body was read; None: they have not yet
     scopes: tuple[Scope, ...] = ()  # budgets beside those of key, organisation and end user
     kept: Kept | None = None  # of a request that another gateway may go on with
+    body_bytes: int = 0  # of its body, as it came; 0: not known
 
 
 def no_version(request_id: str) -> Pick | None:

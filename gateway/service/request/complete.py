@@ -16,7 +16,7 @@ from typing import Any
 from gateway.core.access.keys import Principal
 from gateway.core.log.events import Event
 from gateway.core.log.redact import Redactor, apply_mode
-from gateway.core.log.rollout import as_payload, close_record
+from gateway.core.log.rollout import RolloutRecord, as_payload, close_record
 from gateway.core.loop.experience.likeness import question_text
 from gateway.core.money.amounts import Usage, input_tokens_bound
 from gateway.core.money.details import sum_details
@@ -57,9 +57,10 @@ from gateway.service.request.fitting import (
     summarizers_of,
     with_able_workers,
 )
-from gateway.service.request.running import Entering, Rates, Reservation, Running, overhead_ms
+from gateway.service.request.running import Entering, Rates, Running, overhead_ms
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
+from gateway.threads import beside
 
 
 def none_held(workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
@@ -153,7 +154,7 @@ class Completer:
         if context.arrived_s is not None:
             self._metrics.admitted(self._clock.monotonic_s() - context.arrived_s)
         running = Running(record, chat, entry, reserved)
-        running.progress = context.progress
+        running.progress, running.body_bytes = context.progress, context.body_bytes
         running.input_tokens = likely_tokens(sizes, input_bound)
         loop = self._admission.loop(context, choice, running)
         if context.kept is not None:
@@ -314,16 +315,16 @@ class Completer:
             kept = [] if answered is None else [self._sticky.remember(answered)]
             if states := self._states.of(body):
                 kept.append(self._states.keep(loop, states))
-            logged = self._log(loop, running.reserved)
+            logged = self._log(loop, running)
             await (asyncio.gather(logged, *kept) if kept else logged)
         except BatonError as error:  # a reply whose rollout is not on disk is not sent
             running.error, running.body = error, None
         took_ms = overhead_ms(record, self._clock.now_us()) if running.kept is None else 0.0
         self._metrics.finished(record, took_ms, loop.tree.children)
 
-    async def _log(self, loop: Loop, reserved: Reservation) -> None:
+    async def _log(self, loop: Loop, running: Running) -> None:
         """Put the rollout and its settlements on disk. The last byte of the reply waits for it."""
-        record = loop.record
+        record, reserved = loop.record, running.reserved
         settles = [self._settlement(reserved.money, record.id, record.cost_nano)]
         if reserved.calls is not None:
             settles.append(self._settlement(reserved.calls, None, loop.tree.meter.calls))
@@ -331,10 +332,12 @@ class Completer:
         for each in records:
             note_failures(each)
         self._looks.learn_failures(loop)
-        events = [
-            self._event("rollout", apply_mode(as_payload(each), each.log_mode, self._redactor)) for each in records
-        ]
-        await loop.tree.held.close(settles, *events)
+        payloads = await beside(running.body_bytes, self._payloads, records)
+        await loop.tree.held.close(settles, *[self._event("rollout", payload) for payload in payloads])
+
+    def _payloads(self, records: Sequence[RolloutRecord]) -> list[dict[str, Any]]:
+        """The records as they may be logged."""
+        return [apply_mode(as_payload(each), each.log_mode, self._redactor) for each in records]
 
     def _settlement(self, hold: Hold, rollout_id: str | None, charged: int) -> Event:
         payload = {

@@ -21,12 +21,15 @@ from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BadRequest, CapReached, context_exceeded
 from gateway.service.loop.bodies import (
+    DECLARATIONS,
     OUTPUT_TOKENS_MIN,
     UNCOUNTED_BYTES_MAX,
     PromptSize,
     context_room,
     counted_size,
+    declaration_tokens,
     price_of,
+    sendable,
     task_worst,
 )
 from gateway.service.loop.routers import CheckedRouter
@@ -41,6 +44,7 @@ CHECK_TOKENS_BOUND = 2_000  # of a checker's task and the tags around a reply, i
 REPLY_BYTES_PER_TOKEN = 16  # of a reply that a checker reads: no common token is longer
 LONGER_CONTEXT = ", or name a model whose context is longer"
 Sizes = Mapping[str, PromptSize]  # of the request's prompt, by worker name
+Bodies = Mapping[str, Mapping[str, Any]]  # as they will leave, by worker name
 Bounds = Callable[[Choice, Caps, Sizes, ChatRequest], object]
 Held = Callable[[Sequence[WorkerSpec]], Sequence[WorkerSpec]]
 Shortlisting = Callable[[Choice, ChatRequest, int, Principal], Awaitable[Choice]]
@@ -66,17 +70,42 @@ def parts_to_fetch(messages: Sequence[Mapping[str, Any]], asked: Choice | Loop) 
     return tuple(part for part in remote if part.kind not in kinds)
 
 
-async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, bytes_bound: int, caps: Caps) -> Sizes:
+async def with_sendable_schemas(choice: Choice, chat: ChatRequest) -> tuple[Choice, Bodies]:
+    """The choice without the models that LiteLLM would send too large a form of the request's schemas, and the bodies
+    of those that get another form. Raises BadRequest with the schema's path where no model is left."""
+    if chat.endpoint != "chat" or not any(chat.params.get(name) for name in DECLARATIONS):
+        return choice, {}
+    body, workers = {"messages": chat.messages, **chat.params}, asked_workers(choice)
+    bodies: dict[str, dict[str, Any]] = {}
+    refusals: dict[str, BadRequest] = {}
+    for spec in workers:
+        try:
+            if (sent := await sendable(spec, body)) is not body:
+                bodies[spec.name] = sent
+        except BadRequest as refusal:
+            refusals[spec.name] = refusal
+    if refusals and len(refusals) == len(workers):
+        raise next(iter(refusals.values()))
+    left = tuple(spec for spec in choice.workers if spec.name not in refusals)
+    return (replace(choice, workers=left) if refusals else choice), bodies
+
+
+async def prompt_sizes(
+    tokens: TokenCounter, choice: Choice, chat: ChatRequest, bytes_bound: int, caps: Caps, bodies: Bodies
+) -> Sizes:
     """The size of the request's prompt for each worker that may answer. `bytes_bound`: its size where a token counts as
     a byte. It is counted where it is long, or long for a worker's context or for the cap on cost; not where it is far
-    over the cap on tokens, for counting megabytes takes a second of processor."""
+    over the cap on tokens, for counting megabytes takes a second of processor. `bodies`: of workers, by name, that get
+    another form of the request."""
+    bytes_bound += declaration_tokens(chat.params)
     size, workers = PromptSize(bytes_bound, bytes_bound), asked_workers(choice)
-    if bytes_bound <= UNCOUNTED_BYTES_MAX and all(_fits(spec, bytes_bound, caps, chat) for spec in workers):
+    small = bytes_bound <= UNCOUNTED_BYTES_MAX and not bodies
+    if small and all(_fits(spec, bytes_bound, caps, chat) for spec in workers):
         return {spec.name: size for spec in workers}
-    if bytes_bound > caps.tokens * BYTES_PER_TOKEN_MOST:
+    if bytes_bound > caps.tokens * BYTES_PER_TOKEN_MOST and not bodies:
         return {spec.name: size for spec in workers}
     body = {"messages": chat.messages, **chat.params} if chat.endpoint == "chat" else chat.params
-    return {spec.name: await counted_size(tokens, spec, body) for spec in workers}
+    return {spec.name: await counted_size(tokens, spec, bodies.get(spec.name, body)) for spec in workers}
 
 
 def likely_tokens(sizes: Sizes, bytes_bound: int) -> int:
@@ -222,5 +251,6 @@ class Fitter:
         self, choice: Choice, chat: ChatRequest, input_bound: int, caps: Caps, who: Principal
     ) -> tuple[Choice, Sizes]:
         choice = await self._shortlist(choice, chat, input_bound // BYTES_PER_TOKEN, who)
-        sizes = await prompt_sizes(self._tokens, choice, chat, input_bound, caps)
+        choice, bodies = await with_sendable_schemas(choice, chat)
+        sizes = await prompt_sizes(self._tokens, choice, chat, input_bound, caps, bodies)
         return with_roomy_workers(choice, chat, sizes, caps), sizes
