@@ -105,11 +105,17 @@ def _add_handles(data: dict[str, Any]) -> None:
         worker["handle"] = handles[worker["name"]]
 
 
+ANTHROPIC_KEY = "ANTHROPIC_API_KEY"
+
+
 def secrets(pool: PoolFile, env: Mapping[str, str]) -> dict[str, str]:
     """Map each worker that has a secret to it, by name, and each secret of its `env` by `NAME VARIABLE`. Raises
-    ConfigError as `resolve_secret` does. That of its proxy is `NAME proxy`."""
+    ConfigError as `resolve_secret` does. That of its proxy is `NAME proxy`. A model at Anthropic itself has the key of
+    Anthropic's own variable, if its entry names none."""
     every = ((worker, place, ref) for worker in pool.workers for place, ref in _references(worker))
-    return {" ".join((worker.name, *_suffix(place))): resolve_secret(ref, env) for worker, place, ref in every}
+    named = {" ".join((worker.name, *_suffix(place))): resolve_secret(ref, env) for worker, place, ref in every}
+    theirs = [worker.name for worker in pool.workers if worker.claude and worker.url is None]
+    return (dict.fromkeys(theirs, key) if (key := env.get(ANTHROPIC_KEY, "").strip()) else {}) | named
 
 
 def _suffix(place: tuple[str, ...]) -> tuple[str, ...]:

@@ -351,11 +351,10 @@ def as_sent(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
 
 def request_body(call: WorkerCall) -> dict[str, Any]:
     """The body to send: the pool file's defaults, overridden by the call's own body, with the upstream's model name."""
-    model = call.worker.model or ""
     return {
         **call.worker.params,
         **call.body,
-        "model": model.removeprefix("anthropic/") if call.worker.speaks_messages else model,
+        "model": call.worker.claude or call.worker.model,
     }
 
 

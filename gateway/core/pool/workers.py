@@ -160,7 +160,13 @@ class WorkerSpec(WayFields):
     @property
     def speaks_messages(self) -> bool:
         """Whether it is asked by Anthropic's Messages API, in its own words and without LiteLLM."""
-        return self.kind == "litellm" and self.task == "chat" and (self.model or "").startswith("anthropic/")
+        return self.claude != ""
+
+    @property
+    def claude(self) -> str:
+        """The model as Anthropic names it, of a worker that is asked by Anthropic's API; empty for any other."""
+        provider, _, model = (self.model or "").partition("/")
+        return model if self.kind == "litellm" and self.task == "chat" and provider == "anthropic" else ""
 
     @property
     def local_model(self) -> str | None:
@@ -207,7 +213,8 @@ class WorkerSpec(WayFields):
 
     @model_validator(mode="after")
     def _way_is_baton_own(self) -> WorkerSpec:
-        own = self.kind in ("openai", "tool", "mcp") and (self.url or "").startswith("http")
+        by_url = self.kind in ("openai", "tool", "mcp") and (self.url or "").startswith("http")
+        own = by_url or self.speaks_messages
         if any(self.detour) and not own:
             follow = "kind litellm follows HTTPS_PROXY and SSL_CERT_FILE" if self.kind == "litellm" else "it has no URL"
             given = " and ".join(name for name in Detour._fields if getattr(self, name))

@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.core.anthropic.effort import budget_of, fit_budget
 from gateway.core.anthropic.native import PARAM
-from gateway.core.anthropic.worker import natives_of, worded
+from gateway.core.anthropic.worker import Words, natives_of, worded
 from gateway.core.loop.caps import Draw
 from gateway.core.money.amounts import (
     AUDIO_BYTES_PER_TOKEN,
@@ -83,8 +83,9 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
         return {**loop.params, "max_tokens": min(loop.params.get("max_tokens", TOKENS_DEFAULT), spec.output_tokens_max)}
     given = loop.params if answers else {}
     given = {name: value for name, value in given.items() if name not in HINTS or name not in spec.cannot}
-    given, own = natives_of(spec, given)
-    others = given.keys() - (FIELDS.keys() - {"service_tier"}) - vendor_params(spec)
+    words = Words(spec.claude, spec.kind == "litellm", vendor_params(spec))
+    given, own = natives_of(words, given)
+    others = given.keys() - (FIELDS.keys() - {"service_tier"}) - words.takes
     params, changes = adapt(spec, {name: value for name, value in given.items() if name not in others})
     types = [tool["type"] for tool in loop.hosted.tools] if answers else []
     hosted, lacking = loop.hosted.for_worker(hosted_types(spec, types)) if types else ({}, [])
@@ -96,7 +97,7 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     newer = wants_newer and "max_completion_tokens" not in spec.cannot
     name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
     bound = min(wanted, spec.output_tokens_max)
-    params, worded_messages, reworded = worded(spec, params, own, messages, bound, named=loop.fallback is None)
+    params, worded_messages, reworded = worded(words, params, own, messages, bound, named=loop.fallback is None)
     run.left_out = [*changes, *sorted(others), *lacking, *reworded]
     if not spec.speaks_messages:  # that wire has no templates
         worded_messages = for_template(worded_messages, template_of(spec))

@@ -20,6 +20,7 @@ from typing import Any
 from gateway.core.money.amounts import TOKENS_PER_REQUEST, Usage, input_tokens_bound, media_tokens_bound, nano_to_usd
 from gateway.core.money.details import PLACES, PROMPT_DETAILS, REPLY_DETAILS, details_json
 from gateway.core.openai.chat import choices_in
+from gateway.core.openai.parts import LINKS
 from gateway.core.openai.vendors.dialects import counts_in, usage_of
 
 BYTES_PER_TOKEN = 4  # the usual rule of thumb for English; used only if the worker reports nothing
@@ -193,12 +194,14 @@ class Text:
             self.texts.append(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
 
     def _add_part(self, part: Mapping[str, Any]) -> None:
-        if part.get("type") in ("text", "refusal"):
-            self.add(part.get("text") or part.get("refusal"))
-        else:
+        if part.get("type") in LINKS:
             media_tokens = media_tokens_bound(part)
             self.tokens += media_tokens
             self.media_tokens += media_tokens
+        elif part.get("type") in ("text", "refusal") and not part.get("block"):
+            self.add(part.get("text") or part.get("refusal"))
+        else:  # a block of thinking, or one that is sent in place of its part
+            self.add(dict(part))
 
 
 def request_text(body: Mapping[str, Any]) -> Text:
