@@ -1,6 +1,6 @@
-"""Workers behind any OpenAI-compatible endpoint, over connections of our own (`http1/`; ADR 0041).
+"""Workers behind any OpenAI-compatible endpoint or Anthropic's, over connections of our own (`http1/`; ADR 0041).
 
-Each call is one attempt, without retries, redirects, cookies or a proxy from the environment. Everything is bounded:
+Each call is one attempt, without retries, redirects or cookies. Everything is bounded:
 the call by `timeout_s`, the silence between chunks, and the decoded size of a reply and of one stream event.
 """
 
@@ -15,31 +15,21 @@ from typing import Any
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream import replies
 from gateway.adapters.upstream.http1.pool import Http1Reply
+from gateway.adapters.upstream.reach.ways import Way
 from gateway.adapters.upstream.sse import DONE, SseEvent, SseParser
+from gateway.adapters.upstream.wires import PATHS, ChunkMaker, wire_of
 from gateway.core.access import depth
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.reply import TextChunk, chunks_of, read_text, reply_facts
-from gateway.core.openai.responses.outbound import Chunks, to_completion, to_request
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.texts import as_chat, check_embeddings, chunk_as_chat
+from gateway.core.openai.vendors.dialects import UsageTally
 from gateway.core.openai.vendors.forms import as_chunk, as_whole, fault_in
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, billed_usage, read_usage, text_bytes, usage_body
-from gateway.core.pool.models import model_of
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerReply
 
-PATHS: Mapping[Endpoint, str] = {
-    "chat": "chat/completions",
-    "completions": "completions",
-    "embeddings": "embeddings",
-    "moderations": "moderations",
-    "rerank": "rerank",
-    "images": "images/generations",
-    "speech": "audio/speech",
-    "transcriptions": "audio/transcriptions",
-    "translations": "audio/translations",
-}
 HEAD: Mapping[str, Any] = {"id": "", "created": 0, "model": ""}  # what names a chunk, before one came
 STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 # What a stream may not carry as a whole reply does: calls and what belongs to them, sound, sources, log-probs, ids.
@@ -49,7 +39,7 @@ BEYOND_TEXT |= {"logprobs", "prompt_logprobs"}
 
 class HttpWorkers:
     """`ports.Workers` for kind `openai`. `secrets` maps worker names to keys; `depth_secret` signs the depth header;
-    `places` maps `local:` URLs to where this gateway serves them."""
+    `places` maps `local:` URLs to where this gateway serves them; `ways` has those of workers that say more."""
 
     def __init__(
         self,
@@ -58,6 +48,7 @@ class HttpWorkers:
         *,
         places: Mapping[str, str] = MappingProxyType({}),
         client: upstream.PooledClient | None = None,
+        ways: Mapping[str, Way] = MappingProxyType({}),
         reply_bytes_max: int = 16 << 20,
         event_bytes_max: int = 1 << 20,
         chunk_gap_s_max: float = 60.0,
@@ -66,6 +57,7 @@ class HttpWorkers:
         self._depth_secret = depth_secret
         self._places = places
         self._client = client or upstream.http_client()
+        self._ways = ways
         self._reply_bytes_max = reply_bytes_max
         self._event_bytes_max = event_bytes_max
         self._chunk_gap_s_max = chunk_gap_s_max
@@ -171,7 +163,7 @@ class HttpWorkers:
 
     async def _open(self, call: WorkerCall, content: bytes, kind: str, deadline: float) -> Http1Reply:
         """Open a response with status 200. To close it before its end closes the connection."""
-        secret = self._secrets.get(call.worker.name)
+        secret, wire = self._secrets.get(call.worker.name), wire_of(call)
         headers = {
             "content-type": kind,
             "accept-encoding": "identity",
@@ -180,11 +172,14 @@ class HttpWorkers:
         }
         if call.traceparent:
             headers["traceparent"] = call.traceparent
-        if secret:
+        if wire is not None:
+            headers |= wire.headers(secret, {**call.worker.params, **call.body})
+        elif secret:
             headers["authorization"] = f"Bearer {secret}"
-        path = "responses" if asks_responses(call) else PATHS[call.endpoint]
-        url = upstream.endpoint_url(self._base(call), path)
-        response = await self._client.connections().post(url, headers, content, deadline)
+        path, base = PATHS[call.endpoint], self._base(call)
+        path, base = (path, base) if wire is None else (wire.path, wire.base(base))
+        url = upstream.endpoint_url(base, path)
+        response = await self._client.ask(url, headers, content, deadline, self._ways.get(call.worker.name))
         if response.status_code == 200:
             return response
         try:
@@ -197,15 +192,14 @@ class HttpWorkers:
         """The base URL of the worker. Raises UpstreamError for a local model that was not started."""
         url = call.worker.url or ""
         if call.worker.local_model and url not in self._places:
-            raise UpstreamError(
-                f"{url} is not served here; `baton serve` starts it with the pool file", dispatched=False
-            )
+            problem = f"{url} is not served here; `baton serve` starts it with the pool file"
+            raise UpstreamError(problem, dispatched=False)
         return self._places.get(url, url)
 
 
 def text_reader(call: WorkerCall) -> Callable[[bytes], TextChunk] | None:
     """What reads a chunk of nothing but text; None where no chunk of the worker's API is one."""
-    return read_text if call.endpoint == "chat" and not asks_responses(call) else None
+    return read_text if call.endpoint == "chat" and wire_of(call) is None else None
 
 
 async def collected(call: WorkerCall, chunks: WorkerStream) -> WorkerReply:
@@ -246,7 +240,7 @@ class StreamTally:
     def __init__(self) -> None:
         self.done = False
         self._finished = False
-        self._usage: Usage | None = None
+        self._usage = UsageTally()
         self.text_bytes = 0
         self._head: dict[str, Any] = dict(HEAD)
         self.text: TextChunk | None = None  # the latest chunk, where it holds nothing but text
@@ -258,9 +252,8 @@ class StreamTally:
         for key in HEAD:
             if key in chunk:
                 head[key] = chunk[key]
-        if "usage" in chunk:
-            self._usage = read_usage(chunk) or self._usage
-            del chunk["usage"]
+        self._usage.add(chunk)
+        chunk.pop("usage", None)
         choices = chunk.get("choices") or ()
         for choice in choices:
             self.text_bytes += text_bytes((choice["delta"],))
@@ -271,7 +264,7 @@ class StreamTally:
         """What names the reply, and the usage to bill. Raises UpstreamProtocol if the stream ended too early."""
         if not (self.done or self._finished):
             raise UpstreamProtocol("the worker's stream ended before its reply was complete")
-        usage = billed_usage(self._usage, body, request_bytes, self.text_bytes, call.worker.context_tokens)
+        usage = billed_usage(self._usage.usage(), body, request_bytes, self.text_bytes, call.worker.context_tokens)
         head = self._current_head()
         return {**head, "model": head["model"] or call.worker.model}, usage
 
@@ -301,7 +294,8 @@ class WorkerStream:
     ) -> None:
         self._call, self._body, self._request_bytes = call, body, request_bytes
         self._events, self._secret = events, secret
-        self._wire = Chunks() if asks_responses(call) else None
+        wire = wire_of(call)
+        self._wire = None if wire is None else wire.chunks()
         self._tally = StreamTally()
         self._error: UpstreamError | None = None
 
@@ -349,30 +343,41 @@ class WorkerStream:
         await self._events.aclose()
 
 
-def asks_responses(call: WorkerCall) -> bool:
-    """Whether the worker is asked by the Responses API."""
-    return call.worker.api == "responses" and call.endpoint == "chat"
-
-
 def as_sent(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
     """The body in the form of the worker's API."""
-    return to_request(body, with_state=model_of(call.worker).completion_tokens) if asks_responses(call) else body
+    wire = wire_of(call)
+    return body if wire is None else wire.request(call.worker, body)
 
 
 def request_body(call: WorkerCall) -> dict[str, Any]:
     """The body to send: the pool file's defaults, overridden by the call's own body, with the upstream's model name."""
-    return {**call.worker.params, **call.body, "model": call.worker.model}
+    model = call.worker.model or ""
+    return {
+        **call.worker.params,
+        **call.body,
+        "model": model.removeprefix("anthropic/") if call.worker.speaks_messages else model,
+    }
 
 
 def streams_alike(call: WorkerCall, body: Mapping[str, Any]) -> bool:
     """Whether a stream says all that the whole reply would: it is text, and the worker streams."""
-    return call.endpoint == "chat" and "stream" not in call.worker.cannot and BEYOND_TEXT.isdisjoint(body)
+    is_plain = call.endpoint == "chat" and not call.worker.speaks_messages
+    return is_plain and "stream" not in call.worker.cannot and BEYOND_TEXT.isdisjoint(body)
 
 
 def check_reply(call: WorkerCall, body: dict[str, Any], secret: str | None = None) -> dict[str, Any]:
     """Return the body if it is valid for its endpoint, a text completion and a response in the form of chat. Raises
     UpstreamProtocol, and the error that a body is with status 200."""
-    body = to_completion(body) if asks_responses(call) else body
+    if (wire := wire_of(call)) is None:
+        return check_body(call, body, secret)
+    body = wire.completion(body)
+    if (fault := fault_in(body)) is not None:
+        raise upstream.event_error(fault, secret)
+    return as_whole(body)
+
+
+def check_body(call: WorkerCall, body: dict[str, Any], secret: str | None = None) -> dict[str, Any]:
+    """`check_reply` of a body in the form of OpenAI's endpoint."""
     if (fault := fault_in(body)) is not None:
         raise upstream.event_error(fault, secret)
     if call.endpoint == "embeddings":
@@ -386,14 +391,12 @@ def reply_text_bytes(body: Mapping[str, Any]) -> int:
 
 
 def parse_chunk(
-    event: SseEvent, secret: str | None, endpoint: Endpoint = "chat", wire: Chunks | None = None
+    event: SseEvent, secret: str | None, endpoint: Endpoint = "chat", wire: ChunkMaker | None = None
 ) -> dict[str, Any]:
     """The chunk of an event, which may be the whole reply; `wire` makes it from one of the Responses API. Raises
     UpstreamProtocol for an invalid chunk, UpstreamError for an error."""
     chunk = upstream.parse_object(event.data)
-    if wire is not None:
-        chunk = to_completion(chunk) if chunk.get("object") == "response" else wire.chunk(chunk)
-    fault = chunk if event.name == "error" else fault_in(chunk)
-    if fault is not None:
+    chunk = chunk if wire is None else wire.chunk(chunk)
+    if fault := fault_in(chunk) or (chunk if event.name == "error" else None):
         raise upstream.event_error(fault, secret)
-    return as_chunk(chunk_as_chat(chunk) if endpoint == "completions" else chunk)
+    return as_chunk(chunk_as_chat(chunk) if endpoint == "completions" and wire is None else chunk)

@@ -22,7 +22,7 @@ import aiohttp
 import httpx
 
 from gateway.adapters.upstream import client as upstream
-from gateway.adapters.upstream.http import StreamTally, check_reply, last_chunk, reply_text_bytes, request_body
+from gateway.adapters.upstream.http import StreamTally, check_body, last_chunk, reply_text_bytes, request_body
 from gateway.core.log.spans import HEADER
 from gateway.core.openai.chat import FIELDS, HINTS, Endpoint
 from gateway.core.openai.reply import chunks_of
@@ -141,7 +141,7 @@ class LiteLLMWorkers:
         async with self._client(call) as client:
             arguments = {**body, **self._options(call), **client}
             response = await self._await_until(call, until, self._function(call)(**arguments))
-        completion = check_reply(call, _plain(response))
+        completion = check_body(call, _plain(response))
         text_bytes = reply_text_bytes(completion)
         if text_bytes > self._reply_bytes_max:
             raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)

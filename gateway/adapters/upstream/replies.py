@@ -272,6 +272,12 @@ def transport_error(error: Exception) -> UpstreamError:
     cause = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
     if isinstance(cause, aiohttp.ClientSSLError | ssl.SSLError):
         return UpstreamError("the worker cannot be reached securely (TLS)", retryable=True, dispatched=False)
+    if isinstance(cause, aiohttp.ClientHttpProxyError):
+        what = f"the worker cannot be reached: its proxy answered {cause.status}"
+        return UpstreamError(what, retryable=cause.status != 407, dispatched=False)
+    if isinstance(cause, aiohttp.ClientProxyConnectionError):
+        what = "the worker cannot be reached: its proxy does not answer"
+        return UpstreamError(what, retryable=True, dispatched=False)
     if isinstance(cause, _NOT_CONNECTED):
         return UpstreamError("the worker cannot be reached", retryable=True, dispatched=False)
     if isinstance(cause, aiohttp.InvalidURL | httpx.InvalidURL | httpx.UnsupportedProtocol):

@@ -67,7 +67,7 @@ def _decoded(data: bytearray) -> Any:
         return _msgspec_decode(data)
     except (ValueError, RecursionError):  # `json` says what is no JSON, and knows numbers that are no doubles
         has_surrogates = _SURROGATE.search(data) is not None
-        body = json.loads(data.decode(), parse_constant=_no_constant)
+        body = json.loads(data.decode(), parse_constant=_no_constant, parse_float=_finite)
         if has_surrogates:  # half a surrogate pair decodes, but nothing can encode it again
             json.dumps(body, ensure_ascii=False).encode()
         return body
@@ -111,6 +111,13 @@ def check_nesting(value: Any) -> None:
 
 def _items(value: Any) -> Iterable[Any]:
     return value.values() if type(value) is dict else value if type(value) in _CONTAINERS else ()
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):  # no double is so large
+        raise ValueError(f"{text[:20]} is out of range")
+    return number
 
 
 def _no_constant(name: str) -> Any:

@@ -384,8 +384,7 @@ def _append(texts: dict[str, Any], pieces: Mapping[str, Any]) -> None:
 
 
 def _index(piece: Mapping[str, Any], default: int) -> int:
-    index = piece.get("index")
-    return index if isinstance(index, int) else default
+    return index if isinstance(index := piece.get("index"), int) else default
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -54,14 +54,16 @@ def asked_workers(asked: Choice | Loop) -> list[WorkerSpec]:
 
 
 def parts_to_fetch(messages: Sequence[Mapping[str, Any]], asked: Choice | Loop) -> tuple[MediaPart, ...]:
-    """The parts by URL that Baton fetches: all of them, but for images where every worker that may answer fetches them
-    itself."""
+    """The parts by URL that Baton fetches: all of them, but for images, and with Anthropic's models files, that every
+    worker that may answer fetches itself."""
     remote = remote_parts(messages)
     if not remote:
         return ()
     workers = asked_workers(asked)
-    theirs = bool(workers) and all(spec.fetches for spec in workers)
-    return tuple(part for part in remote if part.kind != "image" or not theirs)
+    kinds = {"image", "file"} if workers else set()
+    for spec in workers:
+        kinds &= {"image", "file"} if spec.speaks_messages else {"image"} if spec.fetches else set()
+    return tuple(part for part in remote if part.kind not in kinds)
 
 
 async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, bytes_bound: int, caps: Caps) -> Sizes:
@@ -77,9 +79,16 @@ async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, 
     return {spec.name: await counted_size(tokens, spec, body) for spec in workers}
 
 
+def likely_tokens(sizes: Sizes, bytes_bound: int) -> int:
+    """About how many tokens the request's prompt has: the most that was counted for a worker, else what its size in
+    bytes makes of text."""
+    counted = [size.tokens for size in sizes.values() if size.context_tokens is not None]
+    return max(counted, default=bytes_bound // BYTES_PER_TOKEN)
+
+
 def _fits(spec: WorkerSpec, bytes_bound: int, caps: Caps, chat: ChatRequest) -> bool:
     """Whether a prompt of so many tokens leaves room in a worker's context, and an answer in the cap on cost."""
-    dear = worst_case_nano(price_of(spec), bytes_bound, OUTPUT_TOKENS_MIN, media=chat.has_media)
+    dear = _worst(spec, bytes_bound, OUTPUT_TOKENS_MIN, chat)
     return dear <= caps.cost_nano and bytes_bound + OUTPUT_TOKENS_MIN <= spec.context_tokens
 
 
@@ -88,17 +97,23 @@ def call_nano(spec: WorkerSpec, sizes: Sizes, output_bound: int, chat: ChatReque
     called once for each choice."""
     if chat.endpoint in TASK_FIELDS:
         return task_worst(spec, chat.endpoint, chat.params, sizes[spec.name]).nano
-    price, input_bound, choices = price_of(spec), sizes[spec.name].tokens_max, chat.choices
+    input_bound, choices = sizes[spec.name].tokens_max, chat.choices
     if "n" in spec.cannot:
-        return choices * worst_case_nano(price, input_bound, output_bound, media=chat.has_media)
-    return worst_case_nano(price, input_bound, output_bound * choices, media=chat.has_media)
+        return choices * _worst(spec, input_bound, output_bound, chat)
+    return _worst(spec, input_bound, output_bound * choices, chat)
 
 
 def check_nano(checker: WorkerSpec, asked: Sequence[WorkerSpec], sizes: Sizes, chat: ChatRequest) -> int:
     """The worst case of one check. Its prompt holds the longest reply besides the request, and the checker's task."""
     size = max(size.tokens_max for size in sizes.values())
     read = size + CHECK_TOKENS_BOUND + REPLY_BYTES_PER_TOKEN * max(spec.output_tokens_max for spec in asked)
-    return worst_case_nano(price_of(checker), read, checker.output_tokens_max, media=chat.has_media)
+    return _worst(checker, read, checker.output_tokens_max, chat)
+
+
+def _worst(spec: WorkerSpec, input_bound: int, output_bound: int, chat: ChatRequest) -> int:
+    price = price_of(spec)
+    hour = price.has_hours and chat.caches_an_hour
+    return worst_case_nano(price, input_bound, output_bound, media=chat.has_media, hour=hour)
 
 
 def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Caps) -> Choice:

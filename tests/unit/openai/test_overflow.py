@@ -25,7 +25,7 @@ TOO_LONG = {
     "mistral": "Prompt contains 9100 tokens and 0 draft tokens, too large for model with 9000 maximum context length",
     "cohere": "too many tokens: total number of tokens in the prompt cannot exceed 9000 - received 9100.",
     "cohere-size": "too many tokens: size limit exceeded by 100 tokens. Try using shorter or fewer inputs",
-    "deepseek": "This model's maximum context length is 9000 tokens. However, you requested 9100 tokens (9100 in the mess",
+    "deepseek": "This model's maximum context length is 9000 tokens. However, you requested 9100 tokens (9100 in it",
     "kimi": "Invalid request: Your request exceeded model token limit: 9000 (requested: 9100)",
     "kimi-input": "Input token length too long",
     "dashscope": "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 9000]",
@@ -54,11 +54,11 @@ TOO_LONG = {
     "litellm": "litellm.ContextWindowExceededError: the vendor said no",
 }
 ELSE = {
-    "reply": "max_tokens is too large: 5000. This model supports at most 4096 completion tokens, whereas you asked 5000",
+    "reply": "max_tokens is too large: 5000. This model supports at most 4096 completion tokens, you asked 5000",
     "reply-anthropic": "max_tokens: 100000 > 64000, which is the maximum allowed number of output tokens for it",
     "reply-dashscope": "Range of max_tokens should be [1, 8192]",
     "reply-gemini": "max_output_tokens must be in the supported range from 1 to 8193",
-    "minute": "Request too large on tokens per minute (TPM): Limit 6000, Requested 7000, please reduce your message size",
+    "minute": "Request too large on tokens per minute (TPM): Limit 6000, Requested 7000, please reduce it",
     "minute-context": "Too many input tokens per minute: the context window of your plan exceeds its limit",
     "day": "Too many tokens per day, please wait before trying again.",
     "wait": "Too many tokens, please wait before trying again.",
