@@ -16,7 +16,7 @@ SILENT: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, {"content"
 
 
 @pytest.mark.parametrize("message", SILENT)
-@pytest.mark.parametrize("reason", ["stop", None, ""])
+@pytest.mark.parametrize("reason", ["stop", None, "", "eos", "END_TURN", "error", "network_error"])
 def test_nothing_said_and_nothing_thought_is_a_failure(message: dict[str, Any], reason: Any) -> None:
     reply = {"choices": [{"message": message, "finish_reason": reason}]}
     with pytest.raises(EmptyReply) as caught:
