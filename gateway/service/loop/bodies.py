@@ -32,7 +32,7 @@ from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import most_units
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.vendor import for_worker
-from gateway.core.openai.vendors.hosts import Vendor, vendor_of
+from gateway.core.openai.vendors.hosts import KnownVendor, vendor_of
 from gateway.core.openai.vendors.names import told_names, with_told_names
 from gateway.core.openai.vendors.roles import for_template
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, TOKENS_PER_TURN, declared_text, request_text
@@ -98,7 +98,7 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     return {**body, **hosted, "tools": tools} if hosted else body
 
 
-def vendor_for(spec: WorkerSpec) -> Vendor:
+def vendor_for(spec: WorkerSpec) -> KnownVendor:
     """What is known of a worker's vendor."""
     return vendor_of(spec.kind, spec.host, spec.model or "")
 

@@ -69,7 +69,7 @@ _LIMITS_OF: Mapping[str, Limits] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Vendor:
+class KnownVendor:
     """Whom a worker asks, as far as the tables above know. `name`: LiteLLM's name of a provider, or the end of the
     host's; None: it is not known. `model`: without its path, in lower case."""
 
@@ -87,14 +87,14 @@ class Vendor:
 
 
 @lru_cache(maxsize=1024)
-def vendor_of(kind: str, host: str, model: str) -> Vendor:
+def vendor_of(kind: str, host: str, model: str) -> KnownVendor:
     """The vendor of a worker of that kind, behind that host, with that model."""
     provider, _, _ = model.partition("/")
     if kind == "litellm":
         name = provider if provider in _TURNS_OF else None
     else:
         name = next((end for end in _TURNS_OF if "." in end and host.endswith(end)), None)
-    return Vendor(name, model.rpartition("/")[2].lower())
+    return KnownVendor(name, model.rpartition("/")[2].lower())
 
 
 @lru_cache(maxsize=1024)
