@@ -246,8 +246,7 @@ class StreamTally:
         self.text: TextChunk | None = None  # the latest chunk, where it holds nothing but text
 
     def add(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Count a chunk. Returns its part of the reply or what it says of it, without the usage, which comes at the
-        end; or None."""
+        """Count a chunk. Returns what it says of the reply, without the usage, which comes at the end; or None."""
         head = self._current_head()
         for key in HEAD:
             if key in chunk:
@@ -277,8 +276,8 @@ class StreamTally:
 
 def last_chunk(head: Mapping[str, Any], usage: Usage, *, done: bool = False) -> dict[str, Any]:
     """The last chunk of a stream, with the usage to bill. `done`: the worker said that its stream is over."""
-    end = {"done": True} if done else {}
-    return {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage), **end}
+    last = {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage)}
+    return last | ({"done": True} if done else {})
 
 
 class WorkerStream:
@@ -305,8 +304,7 @@ class WorkerStream:
         return self._tally.done
 
     async def next(self) -> list[dict[str, Any] | TextChunk] | None:
-        """The chunks that came together, a chunk of nothing but text as it was read; None at the end. Raises
-        UpstreamError, for a chunk after those before it."""
+        """The chunks that came together, those of nothing but text as read; None at the end. Raises UpstreamError."""
         if self._error is not None:
             raise self._error
         events = await self._events.next()

@@ -39,7 +39,7 @@ Capability = Literal[
     "prompt_cache_options", "prompt_cache_retention",
 ]  # fmt: skip
 Turn = Literal["developer", "system", "late_system", "repeated_roles", "name", "empty_content"]
-TURNS: tuple[str, ...] = get_args(Turn)  # what a chat template may refuse: it gets another form of it
+TURNS: tuple[str, ...] = get_args(Turn)  # what a chat template may refuse: it gets another form of them
 URL_PROVIDERS = ("openai", "anthropic", "azure", "openrouter", "groq", "mistral", "xai")  # LiteLLM sends them URLs
 RESPONSES_LACK = (  # what chat completions have and the Responses API has not
     *("n", "stop", "seed", "logit_bias", "frequency_penalty", "presence_penalty", "prediction", "modalities", "audio"),

@@ -32,7 +32,7 @@ from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import most_units
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.vendor import for_worker
-from gateway.core.openai.vendors.hosts import limits_of, template_of
+from gateway.core.openai.vendors.hosts import KnownVendor, vendor_of
 from gateway.core.openai.vendors.names import told_names, with_told_names
 from gateway.core.openai.vendors.roles import for_template
 from gateway.core.openai.vendors.schemas import refers, without_references
@@ -100,13 +100,18 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     params, worded_messages, reworded = worded(words, params, own, messages, bound, named=loop.fallback is None)
     run.left_out = [*changes, *sorted(others), *lacking, *reworded]
     if not spec.speaks_messages:  # that wire has no templates
-        worded_messages = for_template(worded_messages, template_of(spec))
+        worded_messages = for_template(worded_messages, vendor_for(spec).template(spec.cannot, spec.takes))
     body = {**params, "messages": worded_messages, name: bound}
     body = body if model_of(spec).custom_tools else custom_as_functions(body)
-    run.names = told_names(body, limits_of(spec).name_chars)
+    run.names = told_names(body, vendor_for(spec).limits.name_chars)
     body = with_told_names(body, run.names) if run.names else body
     tools = [*body.get("tools", ()), *hosted.get("tools", ())]
     return {**body, **hosted, "tools": tools} if hosted else body
+
+
+def vendor_for(spec: WorkerSpec) -> KnownVendor:
+    """What is known of a worker's vendor."""
+    return vendor_of(spec.kind, spec.host, spec.model or "")
 
 
 def fan_out(body: dict[str, Any], spec: WorkerSpec) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ from gateway.core.money.amounts import worst_case_nano
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import MediaPart, media_parts, remote_parts
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
-from gateway.core.openai.vendors.hosts import limits_of
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
@@ -32,6 +31,7 @@ from gateway.service.loop.bodies import (
     price_of,
     sendable,
     task_worst,
+    vendor_for,
 )
 from gateway.service.loop.routers import CheckedRouter
 from gateway.service.loop.state import Loop
@@ -190,7 +190,9 @@ def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     checker = choice.planner.checker if isinstance(choice.planner, CheckedRouter) else None  # its reply is no answer
     # What the request holds and a worker cannot take, by the worker's name.
     lacks = {
-        spec.name: needs_model if spec.kind == "tool" else needs & {*spec.cannot, *limits_of(spec).over(chat.params)}
+        spec.name: needs_model
+        if spec.kind == "tool"
+        else needs & {*spec.cannot, *vendor_for(spec).limits.over(chat.params)}
         for spec in choice.workers
         if spec.name != checker
     }
@@ -205,7 +207,9 @@ def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     what = min(min(names) for name, names in lacks.items() if names and named in (None, name))
     where = next((part.where for part in media_parts(chat.messages) if part.kind == what), what)
     whom = "no worker that this key may use here takes" if named is None else f"worker {named} does not take"
-    over = [most for spec in choice.workers if (most := limits_of(spec).over(chat.params).get(what)) is not None]
+    over = [
+        most for spec in choice.workers if (most := vendor_for(spec).limits.over(chat.params).get(what)) is not None
+    ]
     if over and not any(what in spec.cannot for spec in choice.workers if named in (None, spec.name)):
         problem = f"{whom} {len(chat.params[what])} `{what}`: the limit is {max(over)}"
         raise BadRequest(problem, param=where, code="array_above_max_length")
