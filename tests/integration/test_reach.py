@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from gateway import cli
+from gateway.adapters.upstream.http1.ways import Ways
+from gateway.adapters.upstream.looks import HttpLooks
 from gateway.adapters.upstream.pooled import pooled_workers
-from gateway.adapters.upstream.reach.looks import HttpLooks
-from gateway.adapters.upstream.reach.ways import Ways
 from gateway.core.pool.workers import WorkerSpec
-from gateway.service.admin import reach
-from gateway.service.admin.reach import Reach, ask, look_at
+from gateway.service.policies import reach
+from gateway.service.policies.reach import Reach, ask, look_at
 from gateway.service.ports.pools import LoadedPool, Sight, WorkerLooks
 from tests.integration.test_ways import answers
 from tests.integration.test_workers_swap import pool, worker

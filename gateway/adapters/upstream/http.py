@@ -15,7 +15,7 @@ from typing import Any
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream import replies
 from gateway.adapters.upstream.http1.pool import Http1Reply
-from gateway.adapters.upstream.reach.ways import Way
+from gateway.adapters.upstream.http1.ways import Way
 from gateway.adapters.upstream.sse import DONE, SseEvent, SseParser
 from gateway.core.access import depth
 from gateway.core.money.amounts import Usage

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from gateway.adapters.upstream.client import http_client
-from gateway.adapters.upstream.reach.ways import Ways
+from gateway.adapters.upstream.http1.ways import Ways
 from gateway.adapters.upstream.replies import TRANSPORT, bounded_body, reading_error
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError, UpstreamError
