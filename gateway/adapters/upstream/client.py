@@ -29,13 +29,14 @@ from httpx_aiohttp import AiohttpTransport
 
 from gateway.adapters.upstream.http1.pool import ConnectionPool, Http1Reply
 from gateway.adapters.upstream.http1.ways import HandedOver, Way, Ways
+from gateway.adapters.upstream.sse import BOM
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.body import parse_json
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import check_task, is_raw, units_of
 from gateway.core.openai.vendors import overflow
-from gateway.core.openai.vendors.faults import VendorFault, fault_of, read_fault
+from gateway.core.openai.vendors.faults import VendorFault, fault_of, read_fault, status_of
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
 from gateway.errors import (
     ConductorError,
@@ -184,11 +185,12 @@ def http_client(connections_max: int = CONNECTIONS_MAX, ways: Ways | None = None
 
 
 def parse_object(raw: bytes | str) -> dict[str, Any]:
-    """Parse a reply that must be a JSON object. Raises UpstreamProtocol."""
+    """Parse a reply that must be a JSON object; an error of Google's comes in a list. Raises UpstreamProtocol."""
     try:
-        value = parse_json(raw)
+        value = parse_json(raw.removeprefix(BOM) if isinstance(raw, bytes) else raw)
     except (ValueError, RecursionError):
         raise UpstreamProtocol("the worker's reply is not JSON") from None
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if not isinstance(value, dict):
         raise UpstreamProtocol("the worker's reply is not a JSON object")
     return value
@@ -222,16 +224,14 @@ def _fault_error(status: int, headers: Mapping[str, str], fault: VendorFault, se
 
 
 def event_error(payload: Any, secret: str | None) -> UpstreamError:
-    """The error for an error object inside a stream that began with status 200."""
-    error = payload if isinstance(payload, Mapping) else {}
+    """The error for an error object in a reply that began with status 200. It costs nothing, as one with a status of
+    its own."""
     fault = fault_of(payload)
-    status = next((v for v in (error.get("code"), error.get("status")) if isinstance(v, int) and 300 <= v < 600), None)
-    if status is None and fault.is_overflow:
-        status = 400
+    status = 400 if fault.is_overflow else status_of(payload)
     if status is not None:
         return status_error(status, {}, json.dumps({"error": payload}).encode(), secret)
     message = scrub(fault.message or str(payload), secret)
-    return UpstreamError(f"the worker failed while it answered: {message}", retryable=True)
+    return UpstreamError(f"the worker failed while it answered: {message}", retryable=True, upstream_status=200)
 
 
 def scrub(text: str, secret: str | None) -> str:

@@ -225,7 +225,7 @@ class PooledWorkers:
         if adapters is None:
             problem = f"worker {call.worker.name} belongs to a pool that is no longer loaded"
             raise UpstreamError(problem, dispatched=False)
-        adapter = adapters.get(call.worker.kind)
+        adapter = adapters.get("openai" if call.worker.speaks_messages else call.worker.kind)
         if adapter is None:
             problem = f"worker {call.worker.name} is of kind {call.worker.kind}, for which this gateway has no adapter"
             raise UpstreamError(problem, dispatched=False)
@@ -352,9 +352,10 @@ def pooled_workers(
             body = {**spec.params, **call.body}
             if model_of(spec).completion_tokens:
                 body["max_completion_tokens"] = body.pop("max_tokens")
-            return await adapters[spec.kind].complete(replace(call, worker=spec, body=body))
+            kind = "openai" if spec.speaks_messages else spec.kind
+            return await adapters[kind].complete(replace(call, worker=spec, body=body))
 
-        if any(worker.kind == "litellm" for worker in loaded.pools.workers):
+        if any(worker.kind == "litellm" and not worker.speaks_messages for worker in loaded.pools.workers):
             adapters["litellm"] = LiteLLMWorkers(keys)
         return adapters
 

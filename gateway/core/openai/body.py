@@ -19,6 +19,7 @@ import msgspec
 from gateway.errors import BadRequest
 
 _msgspec_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode  # NaN and infinities become null
 NESTING_MAX = 64
 OBJECTS_MAX = 50_000
 PROPERTIES_MAX = 100_000
@@ -160,3 +161,32 @@ class AsMapping:
 
 
 Mapping.register(AsMapping)
+
+
+def json_bytes(value: Any) -> bytes:
+    """Compact JSON as UTF-8.
+
+    NaN and ±inf, which JSON cannot represent, become null. Half a surrogate pair, which UTF-8 cannot represent, stays
+    the escape it was received as: the other half may follow in the next chunk.
+    """
+    try:
+        return _encode(value)
+    except (TypeError, ValueError, RecursionError):  # half a surrogate pair, or a value that only `json` encodes
+        pass
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(replace_nonfinite(value), ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(text), separators=(",", ":")).encode()
+
+
+def replace_nonfinite(value: Any) -> Any:
+    """Replace NaN and ±inf in JSON data by None, as JSON cannot represent them. A masked token's log-prob is -inf."""
+    if isinstance(value, dict):
+        return {key: replace_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [replace_nonfinite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

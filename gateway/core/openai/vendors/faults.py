@@ -29,6 +29,41 @@ class VendorFault(NamedTuple):
     is_overflow: bool = False  # the prompt is too long for the model
 
 
+# The statuses that words stand for: OpenAI's types and codes, Anthropic's, Google's, and numbers of MiniMax and Zhipu.
+_STATUSES: Mapping[int, tuple[str, ...]] = {
+    400: ("invalid_request_error", "invalid_argument", "failed_precondition", "invalid_prompt", "bad_request", "2013"),
+    401: ("authentication_error", "unauthenticated", "invalid_api_key", "unauthorized", "1004"),
+    402: ("insufficient_quota", "insufficient_balance", "payment_required", "billing_error", "1008", "1113"),
+    403: ("permission_error", "permission_denied", "forbidden"),
+    404: ("not_found_error", "not_found", "model_not_found"),
+    408: ("timeout", "request_timeout", "timeout_error", "deadline_exceeded"),
+    413: ("request_too_large",),
+    429: (
+        *("rate_limit_error", "rate_limit_exceeded", "rate_limited", "too_many_requests", "resource_exhausted"),
+        *("requests", "tokens", "1002", "1302", "1305"),
+    ),
+    500: ("server_error", "internal_error", "internal_server_error", "internal", "api_error"),
+    503: ("unavailable", "service_unavailable", "overloaded"),
+    529: ("overloaded_error", "engine_overloaded_error"),
+}
+_STATUS_OF = {word: status for status, words in _STATUSES.items() for word in words}
+_STATUS_FIELDS = ("status_code", "code", "http_code", "status", "type")
+
+
+def status_of(value: Any, depth: int = 0) -> int | None:
+    """The HTTP status that an error names, as a number, a text or a word; None where it names none."""
+    if isinstance(value, list) and value and depth < DEPTH_MAX:
+        return status_of(value[0], depth + 1)
+    if not isinstance(value, Mapping):
+        return None
+    for name in INSIDE if depth < DEPTH_MAX else ():
+        if (status := status_of(value.get(name), depth + 1)) is not None:
+            return status
+    words = [str(value[name]).strip().lower().replace(" ", "_") for name in _STATUS_FIELDS if value.get(name)]
+    numbers = [int(word) for word in words if len(word) == 3 and word.isdecimal() and 300 <= int(word) < 600]
+    return next(iter(numbers), None) or next((_STATUS_OF[word] for word in words if word in _STATUS_OF), None)
+
+
 def read_fault(body: bytes) -> VendorFault:
     """The error in the body of a reply. A body that is no JSON is taken as its words, unless it is a page."""
     with suppress(ValueError, RecursionError):
