@@ -75,7 +75,7 @@ async def test_a_tool_is_looked_at_without_a_call_and_others_are_asked_as_their_
         json_reply({"data": [{"id": "claude-x"}]}), kind="litellm", model="anthropic/claude-x"
     )
     assert (sight.state, request.headers["x-api-key"]) == ("ok", "its-key")
-    assert request.path == "/v1/v1/models"  # behind the base of such a worker's API
+    assert request.path == "/v1/models"
 
 
 async def test_what_cannot_be_reached_names_its_address_and_its_cause() -> None:

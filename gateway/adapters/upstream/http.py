@@ -55,11 +55,9 @@ class HttpWorkers:
     ) -> None:
         self._secrets = dict(secrets)
         self._depth_secret = depth_secret
-        self._places = places
+        self._places, self._ways = places, ways
         self._client = client or upstream.http_client()
-        self._ways = ways
-        self._reply_bytes_max = reply_bytes_max
-        self._event_bytes_max = event_bytes_max
+        self._reply_bytes_max, self._event_bytes_max = reply_bytes_max, event_bytes_max
         self._chunk_gap_s_max = chunk_gap_s_max
         self._whole_only: set[str] = set()  # workers that refused to stream
 

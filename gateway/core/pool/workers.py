@@ -206,15 +206,6 @@ class WorkerSpec(WayFields):
         return self
 
     @model_validator(mode="after")
-    def _way_is_baton_own(self) -> WorkerSpec:
-        own = self.kind in ("openai", "tool", "mcp") and (self.url or "").startswith("http")
-        if any(self.detour) and not own:
-            follow = "kind litellm follows HTTPS_PROXY and SSL_CERT_FILE" if self.kind == "litellm" else "it has no URL"
-            given = " and ".join(name for name in Detour._fields if getattr(self, name))
-            raise ValueError(f"{follow}; leave {given} out")
-        return self
-
-    @model_validator(mode="after")
     def _api_is_of_its_kind(self) -> WorkerSpec:
         if self.api != "chat" and (self.kind != "openai" or self.task != "chat"):
             raise ValueError("`api` is of kind openai and of task chat")
