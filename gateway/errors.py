@@ -50,6 +50,7 @@ class BatonError(Exception):
     status: int = 500
     type: str = "server_error"
     code: str | None = "internal_error"
+    place: str = ""  # where the worker is and whose its key is: for operators, never for a tenant
     should_retry: bool | None = None  # None: the status decides (SDKs retry 408, 409, 429 and 5xx)
 
     def __init__(
@@ -63,14 +64,13 @@ class BatonError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        if code is not None:
-            self.code = code
+        self.code = code or self.code
         self.headers = dict(headers or {})
 
     @property
     def in_full(self) -> str:
-        """The message as operators read it."""
-        return self.message
+        """The message as operators read it: with the place of the worker."""
+        return f"{self.message} ({self.place})" if self.place else self.message
 
     def reply_headers(self) -> dict[str, str]:
         """The headers of the reply. For OpenAI's SDKs, `x-should-retry` takes precedence over the status."""
@@ -299,14 +299,8 @@ class UpstreamError(BatonError):
         self.should_retry = self.retryable if self.status >= 429 else None
         if retry_after_s is not None:
             self.headers |= retry_headers(retry_after_s)
-        self.place = ""  # where the worker is and whose its key is: for operators, never for a tenant
         self.dispatched = dispatched  # False: the request never left (refused connection, DNS), so it costs nothing
         self.tokens: tuple[int, int] | None = None  # prompt and reply of a call that ended with no reply; None: unknown
-
-    @property
-    def in_full(self) -> str:
-        """The message, and the place of the worker."""
-        return f"{self.message} ({self.place})" if self.place else self.message
 
 
 class UpstreamTimeout(UpstreamError):

@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 from gateway.adapters.host.pricemap import offline_price
 from gateway.adapters.host.yamlfile import Document, Loc, read
 from gateway.adapters.upstream import tokens
-from gateway.adapters.upstream.reach.ways import Ways
+from gateway.adapters.upstream.http1.ways import Ways
 from gateway.core.pool.handles import neutral_handles
 from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, PoolFile, Price, ToolSpec, WorkerSpec, is_reference
 from gateway.errors import ConfigError

@@ -15,7 +15,7 @@ from typing import Any
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream import replies
 from gateway.adapters.upstream.http1.pool import Http1Reply
-from gateway.adapters.upstream.reach.ways import Way
+from gateway.adapters.upstream.http1.ways import Way
 from gateway.adapters.upstream.sse import DONE, SseEvent, SseParser
 from gateway.adapters.upstream.wires import PATHS, ChunkMaker, wire_of
 from gateway.core.access import depth
@@ -55,11 +55,9 @@ class HttpWorkers:
     ) -> None:
         self._secrets = dict(secrets)
         self._depth_secret = depth_secret
-        self._places = places
+        self._places, self._ways = places, ways
         self._client = client or upstream.http_client()
-        self._ways = ways
-        self._reply_bytes_max = reply_bytes_max
-        self._event_bytes_max = event_bytes_max
+        self._reply_bytes_max, self._event_bytes_max = reply_bytes_max, event_bytes_max
         self._chunk_gap_s_max = chunk_gap_s_max
         self._whole_only: set[str] = set()  # workers that refused to stream
 

@@ -26,6 +26,7 @@ WorkerKind = Literal["openai", "litellm", "tool", "mcp", "self"]
 Task = Literal["chat", "embeddings", "moderation", "rerank", "images", "speech", "transcription"]
 MODEL_KINDS: tuple[WorkerKind, ...] = ("openai", "litellm")
 TOOL_KINDS: tuple[WorkerKind, ...] = ("tool", "mcp")
+ANTHROPIC_URL = "https://api.anthropic.com"  # of its models whose entries have no `url`
 VOTE_URL, PYTHON_URL = "builtin:vote", "builtin:python"  # of the tools that run in the gateway
 JUDGE_URL = "builtin:judge"  # of the tool that asks the model worker of its `params`
 BUILTINS = (VOTE_URL, PYTHON_URL, JUDGE_URL)
@@ -209,16 +210,6 @@ class WorkerSpec(WayFields):
             raise ValueError(f"task {self.task} is priced by tokens; leave `unit_usd` out")
         if self.kind not in TOOL_KINDS and self.price and not self._is_priced(self.price):
             raise ValueError("`price` of a model needs input_usd_per_mtok and output_usd_per_mtok (0 where it is free)")
-        return self
-
-    @model_validator(mode="after")
-    def _way_is_baton_own(self) -> WorkerSpec:
-        by_url = self.kind in ("openai", "tool", "mcp") and (self.url or "").startswith("http")
-        own = by_url or self.speaks_messages
-        if any(self.detour) and not own:
-            follow = "kind litellm follows HTTPS_PROXY and SSL_CERT_FILE" if self.kind == "litellm" else "it has no URL"
-            given = " and ".join(name for name in Detour._fields if getattr(self, name))
-            raise ValueError(f"{follow}; leave {given} out")
         return self
 
     @model_validator(mode="after")
