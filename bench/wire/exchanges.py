@@ -84,9 +84,9 @@ def add(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
         elif name == "tool_calls" and isinstance(value, list):
             _add_calls(whole, value)
         elif isinstance(value, list) and isinstance(before, list):
-            whole[name] = before + value
+            whole[name] = [*before, *value]
         elif name in JOINED and isinstance(value, str) and isinstance(before, str):
-            whole[name] = before + value
+            whole[name] = f"{before}{value}"
         elif value is not None or name not in whole:
             whole[name] = json.loads(json.dumps(value))
 

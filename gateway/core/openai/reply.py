@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.core.money.amounts import Usage
 from gateway.core.money.details import details_json
+from gateway.core.openai import marks
 from gateway.core.openai.body import AsMapping
 
 _encode = msgspec.json.Encoder().encode  # NaN and infinities become null
@@ -230,7 +231,10 @@ class ReplyBuilder:
         self._join()
         for choice in chunk_choices:
             built = self._choices.setdefault(_index(choice, 0), {"message": {"role": "assistant", "content": None}})
-            _merge_message(built["message"], _mapping(choice.get("delta")))
+            delta = _mapping(choice.get("delta"))
+            if marks.FIELD in delta:
+                marks.place(built, delta[marks.FIELD])
+            _merge_message(built["message"], delta)
             if choice.get("logprobs"):
                 _merge_logprobs(built.setdefault("logprobs", {}), _mapping(choice["logprobs"]))
             if choice.get("finish_reason"):

@@ -22,6 +22,7 @@ from gateway.core.money.amounts import (
 )
 from gateway.core.money.units import units_nano
 from gateway.core.openai.chat import FIELDS, HINTS, Endpoint, choices_in
+from gateway.core.openai.marks import items_for
 from gateway.core.openai.options import custom_as_functions
 from gateway.core.openai.parts import media_kinds, with_results_as_text, without_cache_control
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
@@ -69,20 +70,22 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     params = _with_cache(spec, params) if answers else {}
     others = params.keys() - FIELDS.keys() - vendor_params(spec)
     params, changes = adapt(spec, {name: value for name, value in params.items() if name not in others})
-    hosted, lacking = loop.hosted.for_worker(spec.hosted) if answers else ({}, [])
+    native = spec.api == "responses"
+    hosted, lacking = loop.hosted.for_worker(spec.hosted, native=native) if answers else ({}, [])
     run.left_out = [*changes, *sorted(others), *lacking]
     bounds = [params.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
     wanted = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
     wants_newer = bounds[0] or "max_completion_tokens" in spec.params or model_of(spec).completion_tokens
     newer = wants_newer and "max_completion_tokens" not in spec.cannot
     name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
-    messages = for_worker(messages, spec.origin)
+    messages = for_worker(messages, spec.origin, items_for(spec.hosted) if native else None)
     messages = messages if takes_media_in_results(spec) else with_results_as_text(messages)
     sent = _with_cache(spec, {"messages": messages})
     body = {**params, **sent, name: min(wanted, spec.output_tokens_max)}
     body = body if model_of(spec).custom_tools else custom_as_functions(body)
-    tools = [*body.get("tools", ()), *hosted.get("tools", ())]
-    return {**body, **hosted, "tools": tools} if hosted else body
+    if "tools" in hosted:
+        hosted["tools"] = [*body.get("tools", ()), *hosted["tools"]]
+    return {**body, **hosted} if hosted else body
 
 
 def _with_cache(spec: WorkerSpec, body: dict[str, Any]) -> dict[str, Any]:

@@ -120,8 +120,10 @@ class Completer:
         asked = self._catalog.resolve(principal, chat.model, context.pool, chat.endpoint)
         choice = with_able_workers(asked, chat)
         if chat.left_out:
-            hosted = {kind for spec in choice.workers for kind in spec.hosted}
-            chat = replace(chat, left_out=tuple(kind for kind in chat.left_out if kind not in hosted))
+            hosts = {(spec.hosted, spec.api == "responses") for spec in choice.workers}
+            lacking = [chat.hosted.for_worker(types, native=native)[1] for types, native in hosts]
+            left_out = (name for name in chat.left_out if all(name in names for names in lacking))
+            chat = replace(chat, left_out=tuple(left_out))
         session = None if context.session is None else await self._sessions.enter(principal.public_id, context.session)
         caps = self._sessions.narrow(policies.caps.narrow(principal.caps).narrow(context.caps), session)
         if context.depth > caps.depth:

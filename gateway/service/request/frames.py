@@ -16,6 +16,7 @@ from gateway.core.anthropic.events import MessageEvents
 from gateway.core.anthropic.reply import MessageHead, error_body
 from gateway.core.anthropic.request import MessageNames
 from gateway.core.money.amounts import nano_to_usd
+from gateway.core.openai.marks import without as without_marks
 from gateway.core.openai.reply import DONE, TextChoice, chunk, json_bytes, sse, usage_json
 from gateway.core.openai.responses.events import Events
 from gateway.core.openai.responses.reply import Head
@@ -125,7 +126,7 @@ class ChatFrames(Comments):
         for choice in choices:
             index = choice.get("index", 0)
             delta = {name: value for name, value in (choice.get("delta") or {}).items() if value is not None}
-            delta.pop("role", None)
+            delta = without_marks({name: value for name, value in delta.items() if name != "role"})
             self._answers = True
             frames += self._opening(index)
             if any(value not in ("", []) for value in delta.values()) or choice.get("logprobs"):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
-from gateway.core.openai.responses.tools import ToolName, chat_name
+from gateway.core.openai import marks
+from gateway.core.openai.responses.bodies import NO_NAMES, PREFIXES, Message, Names, item_id
+from gateway.core.openai.responses.output import output_of
+from gateway.core.openai.responses.tools import chat_name
 from gateway.core.openai.shapes import (
     FREE_TEXT,
     OBJECT,
@@ -21,6 +23,7 @@ from gateway.core.openai.shapes import (
     any_of,
     bad_value,
     one_of,
+    refuse_inside,
     text,
 )
 from gateway.core.openai.shapes import array as list_of
@@ -29,20 +32,12 @@ from gateway.core.openai.vendor import unsealed
 from gateway.errors import BadRequest, NotFound
 
 Item = Mapping[str, Any]
-Message = dict[str, Any]
-Names = Mapping[str, ToolName]
-NO_NAMES: Names = MappingProxyType({})
 ROLES = ("user", "system", "developer", "assistant")
 KINDS = (
     *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning"),
     "item_reference",
 )
-HOSTED = (  # items of hosted tools, which no worker has; they are left out of the conversation
-    *("web_search_call", "file_search_call", "computer_call", "computer_call_output", "code_interpreter_call"),
-    *("image_generation_call", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
-    *("apply_patch_call", "apply_patch_call_output", "tool_search_call", "tool_search_output"),
-    *("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
-)
+PASSED = (*marks.HOSTED, *marks.NATIVE)  # no chat message holds them: they go to workers of this API as they came
 PARTS = {"user": ("input_text", "input_image", "input_file"), "assistant": ("output_text", "refusal")}
 INPUT_IDS = 0x800000  # the ordinals of input items start here, those of output items at 0
 ID_CHARS_MAX = 64
@@ -78,7 +73,6 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "custom_tool_call_output": ("call_id", "output"),
     "item_reference": ("id",),
 }
-_LEFT_OUT: Item = {"type": "left_out"}
 _PART: Properties = {"type": FREE_TEXT, "prompt_cache_breakpoint": OBJECT}
 _PARTS: Mapping[str, tuple[Properties, tuple[str, ...]]] = {
     "input_text": ({**_PART, "text": FREE_TEXT}, ("text",)),
@@ -92,11 +86,6 @@ _PARTS: Mapping[str, tuple[Properties, tuple[str, ...]]] = {
     "refusal": ({**_PART, "refusal": FREE_TEXT}, ("refusal",)),
 }  # fmt: skip
 _ID = re.compile(r"(?:msg|fc|fco|ctc|ctco|rs)_([0-9a-f]{32})[0-9a-f]{6}")
-
-
-def item_id(prefix: str, response_hex: str, ordinal: int) -> str:
-    """The id of an item: the prefix of its kind, the hex id of its response, and its ordinal in that response."""
-    return f"{prefix}_{response_hex}{ordinal:06x}"
 
 
 def response_of(an_item_id: str) -> str | None:
@@ -123,17 +112,16 @@ def parse_items(raw: Any, items_max: int, reader: Reader) -> list[Item]:
     if len(raw) > items_max:
         problem = f"`input` holds {len(raw)} items; at most {items_max} are accepted"
         raise BadRequest(problem, param="input", code="array_above_max_length")
-    hosted = [f"input[{at}]" for at, item in enumerate(raw) if isinstance(item, dict) and item.get("type") in HOSTED]
-    for where in hosted:
-        reader.drop(where)
-    items = [(f"input[{at}]", item) for at, item in enumerate(raw)]
-    return [_LEFT_OUT if where in hosted else _item(item, where, reader) for where, item in items]
+    return [_item(item, f"input[{at}]", reader) for at, item in enumerate(raw)]
 
 
 def _item(raw: Any, where: str, reader: Reader) -> Item:
     if not isinstance(raw, dict):
         raise bad_value(where, "an object", WRONG_TYPE)
     kind = kind_of(raw)
+    if kind in PASSED:
+        refuse_inside(raw, where)
+        return dict(raw)
     if kind not in KINDS:
         raise bad_value(f"{where}.type", f"one of {', '.join(KINDS)}", "invalid_value")
     item = reader.object(raw, where, _ITEMS[kind], _REQUIRED.get(kind, ()))
@@ -189,12 +177,13 @@ def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
     """Convert items to chat messages; return them with, for each, the index of the item that began it.
 
     Of reasoning items only the state of a vendor goes on, as that of its turn. The calls and the text of one assistant
-    turn are separate items but one message.
+    turn are separate items but one message. Marks hold what a chat message has no place for.
     """
     messages: list[Message] = []
     origins: list[int] = []
     state: Message = {}  # of the turn that begins
     call_states: dict[str, Message] = {}
+    passed: list[Message] = []  # marks of items that stand before the next message
     for index, item in enumerate(items):
         if state and messages and messages[-1]["role"] == "assistant" and "extra_content" not in messages[-1]:
             messages[-1].update(state)
@@ -202,20 +191,39 @@ def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
         if item["type"] == "reasoning":
             fields, calls = unsealed(str(item.get("encrypted_content") or ""))
             state, call_states = fields or state, call_states | calls
-        elif item["type"] == "message":
-            _add_message(messages, item)
-        elif item["type"] in ("function_call", "custom_tool_call"):
-            _assistant(messages).setdefault("tool_calls", []).append(_call(item))
-        elif item["type"] in ("function_call_output", "custom_tool_call_output"):
-            content = _input_content(item["output"])
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+        elif item["type"] in PASSED:
+            passed.append({"type": marks.ITEM, "item": dict(item)})
+        else:
+            _add(messages, item)
+        if passed and len(messages) > len(origins):
+            messages[-1][marks.FIELD] = [*passed, *messages[-1].get(marks.FIELD, ())]
+            passed = []
         origins += [index] * (len(messages) - len(origins))
-    if state and messages and messages[-1]["role"] == "assistant":
-        messages[-1].update(state)
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            call.update(call_states.get(str(call["id"]), {}))
+    if messages:
+        _end(messages[-1], state, passed)
+    for call in (call for message in messages for call in message.get("tool_calls") or ()):
+        call.update(call_states.get(str(call["id"]), {}))
     return messages, origins
+
+
+def _end(last: Message, state: Message, passed: Sequence[Message]) -> None:
+    """Add to the last message the state that no later turn took, and the items behind it."""
+    if last["role"] == "assistant":
+        last.update(state)
+    if passed:
+        behind = {"content": len(last.get("content") or "")}
+        last[marks.FIELD] = [*last.get(marks.FIELD, ()), *({**mark, "at": behind} for mark in passed)]
+
+
+def _add(messages: list[Message], item: Item) -> None:
+    """Add a message, a call or the result of one."""
+    if item["type"] == "message":
+        _add_message(messages, item)
+    elif item["type"] in ("function_call", "custom_tool_call"):
+        _assistant(messages).setdefault("tool_calls", []).append(_call(item))
+    elif item["type"] in ("function_call_output", "custom_tool_call_output"):
+        content = _input_content(item["output"])
+        messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
 
 
 def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -248,11 +256,14 @@ def _add_message(messages: list[Message], item: Item) -> None:
         messages.append({"role": item["role"], "content": _input_content(item["content"])})
         return
     content = _assistant_content(item["content"])
+    mark = {"type": marks.MESSAGE, "phase": item["phase"]} if "phase" in item else None
     last = messages[-1] if messages else {}
     if last.get("role") == "assistant" and last.get("tool_calls") and last.get("content") is None:
         last.update(content)
+        behind = {**(mark or {"type": marks.MESSAGE}), "at": {"tool_calls": len(last["tool_calls"])}}
+        last[marks.FIELD] = [*last.get(marks.FIELD, ()), {"type": marks.CALL}, behind]
     else:
-        messages.append({"role": "assistant", **content})
+        messages.append({"role": "assistant", **content} | ({marks.FIELD: [mark]} if mark else {}))
 
 
 def _assistant_content(content: Any) -> Message:
@@ -300,32 +311,35 @@ def to_input_items(messages: Iterable[Mapping[str, Any]], response_hex: str, nam
     customs: set[str] = set()
     for message in messages:
         customs |= {str(call.get("id")) for call in message.get("tool_calls") or () if call.get("type") == "custom"}
-        for prefix, body in _bodies(message, names, customs):
-            items.append({"id": item_id(prefix, response_hex, INPUT_IDS + len(items)), **body})
+        before, behind = passed_items(message, behind=False), passed_items(message, behind=True)
+        for body in (*before, *_bodies(message, names, customs), *behind):
+            prefix = PREFIXES.get(body["type"], "ht")
+            items.append({**body, "id": item_id(prefix, response_hex, INPUT_IDS + len(items))})
     return items
 
 
-def _bodies(message: Mapping[str, Any], names: Names, customs: set[str]) -> Iterable[tuple[str, Message]]:
-    """Yield (id prefix, item without its id) for each item of a message. `customs`: ids of the custom calls."""
+def passed_items(message: Mapping[str, Any], *, behind: bool) -> list[Message]:
+    """The items that a client gave before a message, or behind the last one."""
+    given = (mark for mark in message.get(marks.FIELD) or () if mark["type"] == marks.ITEM)
+    return [dict(mark["item"]) for mark in given if bool(mark.get("at")) == behind]
+
+
+def _bodies(message: Mapping[str, Any], names: Names, customs: set[str]) -> Iterable[Message]:
+    """Yield the items of a message. `customs`: ids of the custom calls."""
     role, content = message.get("role"), message.get("content")
     if role == "tool":
         output = content if isinstance(content, str) else [_input_part(part) for part in content or ()]
         call_id = message.get("tool_call_id")
         if call_id in customs:
-            yield "ctco", {"type": "custom_tool_call_output", "call_id": call_id, "output": output}
+            yield {"type": "custom_tool_call_output", "call_id": call_id, "output": output}
         else:
-            yield "fco", {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
+            yield {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
     elif role == "assistant":
-        parts = output_parts(message)
-        if parts:
-            body = {"type": "message", "role": "assistant", "status": "completed", "content": parts}
-            yield "msg", body | {"phase": phase(message)}
-        for call in message.get("tool_calls") or ():
-            yield call_prefix(call), call_body(call, "completed", names)
+        yield from (item for item in output_of(message, names).items if item["type"] != "reasoning")
     else:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
         inputs = [_input_part(part) for part in parts]
-        yield "msg", {"type": "message", "role": role, "status": "completed", "content": inputs}
+        yield {"type": "message", "role": role, "status": "completed", "content": inputs}
 
 
 def _input_part(part: Mapping[str, Any]) -> Message:
@@ -336,60 +350,3 @@ def _input_part(part: Mapping[str, Any]) -> Message:
     if part.get("type") == "file":
         return {"type": "input_file", **part["file"], **cache}
     return {"type": "input_text", "text": part.get("text") or "", **cache}
-
-
-def phase(message: Mapping[str, Any]) -> str:
-    """The phase of an assistant message: text beside calls is commentary, all other text the final answer."""
-    return "commentary" if message.get("tool_calls") else "final_answer"
-
-
-def output_parts(message: Mapping[str, Any]) -> list[Message]:
-    """The content parts of an assistant message: text, refusal, both or none."""
-    parts: list[Message] = []
-    if isinstance(message.get("content"), str) and message["content"]:
-        parts.append(text_part(message["content"], annotations=message.get("annotations")))
-    if isinstance(message.get("refusal"), str) and message["refusal"]:
-        parts.append({"type": "refusal", "refusal": message["refusal"]})
-    return parts
-
-
-def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = (), annotations: Any = None) -> Message:
-    """A part of generated text. `annotations`: those of the chat message."""
-    return {"type": "output_text", "text": text, "annotations": citations(annotations), "logprobs": list(logprobs)}
-
-
-def citations(annotations: Any) -> list[Message]:
-    """The url citations of a chat message, in the form of a text part. Those that are not in OpenAI's form are left
-    out."""
-    entries = [one.get("url_citation") for one in annotations or () if isinstance(one, Mapping)]
-    return [
-        {
-            "type": "url_citation",
-            "url": one["url"],
-            "title": one.get("title") if isinstance(one.get("title"), str) else "",
-            **{name: one[name] if isinstance(one.get(name), int) else 0 for name in ("start_index", "end_index")},
-        }
-        for one in entries
-        if isinstance(one, Mapping) and isinstance(one.get("url"), str)
-    ]
-
-
-def call_prefix(call: Mapping[str, Any]) -> str:
-    """The prefix of the id of a call's item."""
-    return "ctc" if call.get("type") == "custom" else "fc"
-
-
-def call_body(call: Mapping[str, Any], status: str, names: Names = NO_NAMES) -> Message:
-    """Convert a chat tool call to a `function_call` or `custom_tool_call` item without its id. `names`: of the tools as
-    the client knows them, by their names in the chat request."""
-    kind, content = ("custom", "input") if call.get("type") == "custom" else ("function", "arguments")
-    details = call.get(kind)
-    details = details if isinstance(details, Mapping) else {}
-    fields = {"call_id": call.get("id"), "name": details.get("name"), content: details.get(content)}
-    texts = {name: value if isinstance(value, str) else "" for name, value in fields.items()}
-    tool = names.get(texts["name"])
-    space = {"namespace": tool.namespace} if tool is not None and tool.namespace is not None else {}
-    texts["name"] = texts["name"] if tool is None else tool.name
-    if kind == "custom":
-        return {"type": "custom_tool_call", **texts, **space}
-    return {"type": "function_call", **texts, **space, "status": status}
