@@ -182,11 +182,11 @@ async def test_reasoning_and_hosted_items_go_back_to_their_vendor(stream: bool) 
         upstream.script = Script(tool_calls=[ToolCall("call_1", "sum", {"a": 1})], reason="tool_calls")
         where: dict[str, Any] = {"model": "thinker", "tools": [SUM, WEB]}
         first = await responded(gateway, ask("Think.", **where), stream=stream)
-        assert [item["type"] for item in first["output"]] == ["web_search_call", "function_call"]
-        assert first["output"][0]["action"] == ACTION
-        assert first["output"][1]["arguments"] == '{"a": 1}'
+        assert [item["type"] for item in first["output"]] == ["reasoning", "web_search_call", "function_call"]
+        assert first["output"][1]["action"] == ACTION
+        assert first["output"][2]["arguments"] == '{"a": 1}'
         upstream.before, upstream.script = [], Script(text="2")
-        result = {"type": "function_call_output", "call_id": first["output"][1]["call_id"], "output": "2"}
+        result = {"type": "function_call_output", "call_id": first["output"][2]["call_id"], "output": "2"}
         again = ask([result], previous_response_id=first["id"], **where)
         assert (await responded(gateway, again, stream=stream))["status"] == "completed"
         kinds = [item["type"] for item in body_of(upstream)["input"]]

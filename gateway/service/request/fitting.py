@@ -53,14 +53,15 @@ def asked_workers(asked: Choice | Loop) -> list[WorkerSpec]:
 
 
 def parts_to_fetch(messages: Sequence[Mapping[str, Any]], asked: Choice | Loop) -> tuple[MediaPart, ...]:
-    """The parts by URL that Baton fetches: all of them, but for images where every worker that may answer fetches them
-    itself."""
+    """The parts by URL that Baton fetches: all of them, but for those that every worker that may answer fetches itself:
+    images, and files where it is asked by the Responses API."""
     remote = remote_parts(messages)
     if not remote:
         return ()
     workers = asked_workers(asked)
-    theirs = bool(workers) and all(spec.fetches for spec in workers)
-    return tuple(part for part in remote if part.kind != "image" or not theirs)
+    theirs = {"image"} if workers and all(spec.fetches for spec in workers) else set()
+    theirs |= {"file"} if theirs and all(spec.api == "responses" for spec in workers) else set()
+    return tuple(part for part in remote if part.kind not in theirs)
 
 
 async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, bytes_bound: int, caps: Caps) -> Sizes:

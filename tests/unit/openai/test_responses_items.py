@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.openai.marks import without
+from gateway.core.openai.responses.bodies import item_id
 from gateway.core.openai.responses.items import (
     check_calls,
-    item_id,
     no_such_item,
     parse_items,
     references,
@@ -116,7 +117,7 @@ def test_a_refusal_and_reasoning() -> None:
         ([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}], "input[0].content[0].file_id",
          "unsupported_value"),
         ([{"role": "user", "content": [{"type": "input_file", "file_url": "u"}]}], "input[0].content[0].file_url",
-         "unsupported_value"),
+         "invalid_value"),
         ([{**CALL, "arguments": {}}], "input[0].arguments", "invalid_type"),
         ([{**CALL, "call_id": None}], "input[0].call_id", "missing_required_parameter"),
         ([CALL, {**RESULT, "output": None}], "input[1].output", "missing_required_parameter"),
@@ -215,6 +216,6 @@ items = st.lists(
 def test_messages_come_back_from_the_items_they_are_shown_as(given_items: list[dict[str, Any]]) -> None:
     messages = read(given_items)
     shown = to_input_items(messages, HEX)
-    assert read(shown) == messages
+    assert [without(message) for message in read(shown)] == [without(message) for message in messages]
     assert len({item["id"] for item in shown}) == len(shown)
     assert {response_of(item["id"]) for item in shown} <= {f"resp_{HEX}"}

@@ -148,14 +148,16 @@ def _part(raw: Any, where: str, kinds: Sequence[str], reader: Reader) -> Item:
     if not isinstance(kind, str) or kind not in kinds:
         raise bad_value(f"{where}.type", " or ".join(kinds), "invalid_value")
     part = reader.object(raw, where, *_PARTS[kind])
-    for name in ("file_id", "file_url"):
-        if name in part:
-            spot, fix = f"{where}.{name}", "image_url" if kind == "input_image" else "file_data"
-            problem = f"`{spot}`: Baton keeps and fetches no files; send `{fix}`"
-            raise BadRequest(problem, param=spot, code="unsupported_value")
-    for name in {"input_image": ("image_url",), "input_file": ("file_data",)}.get(kind, ()):
-        if name not in part:
-            raise missing_error(f"{where}.{name}")
+    name = {"input_image": "image_url", "input_file": "file_data"}.get(kind)
+    if "file_id" in part:
+        spot = f"{where}.file_id"
+        raise BadRequest(f"`{spot}`: Baton keeps no files; send `{name}`", param=spot, code="unsupported_value")
+    if name == "file_data" and name not in part and "file_url" in part:
+        if part["file_url"][:6].lower() != "https:":
+            raise bad_value(f"{where}.file_url", "an `https:` URL", "invalid_value")
+        return {**part, name: part["file_url"]}
+    if name is not None and name not in part:
+        raise missing_error(f"{where}.{name}")
     return part
 
 
@@ -348,5 +350,8 @@ def _input_part(part: Mapping[str, Any]) -> Message:
         image = part["image_url"]
         return {"type": "input_image", "image_url": image.get("url"), "detail": image.get("detail") or "auto", **cache}
     if part.get("type") == "file":
-        return {"type": "input_file", **part["file"], **cache}
+        file = dict(part["file"])
+        if str(file.get("file_data"))[:6].lower() == "https:":
+            file["file_url"] = file.pop("file_data")
+        return {"type": "input_file", **file, **cache}
     return {"type": "input_text", "text": part.get("text") or "", **cache}

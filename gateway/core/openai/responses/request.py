@@ -2,8 +2,8 @@
 
 `FIELDS` is the complete table of a request body: which properties are known, which values are acceptable, and what
 happens to each. With fate `chat`, the property is translated to a chat request. With `read`, Baton itself acts on it.
-With `native`, it goes to workers that are asked by this API, and is left out by name for others. With `refused`, every value but the harmless one is a 400,
-because it asks for something that Baton does not do.
+With `native`, it goes to workers that are asked by this API, and no chat request has it. With `refused`, every value
+but the harmless one is a 400, because it asks for something that Baton does not do.
 """
 
 from __future__ import annotations
