@@ -53,13 +53,16 @@ def pieces(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         whole["reasoning_content"] = text
     logprobs = (choice.get("logprobs") or {}).get("content")
     whole |= {"logprobs": logprobs} if isinstance(logprobs, list) else {}
-    begins = [{}, *map(_ends, marks)]
-    for at, mark in enumerate((None, *marks)):
-        ends = begins[at + 1] if at + 1 < len(begins) else None
+    begins: list[Mapping[str, int]] = [{}]
+    for one in marks:
+        before, at = begins[-1], _ends(one)
+        begins.append({name: max(before.get(name, 0), at.get(name, 0)) for name in {**before, **at}})
+    for number, mark in enumerate((None, *marks)):
+        ends = begins[number + 1] if number + 1 < len(begins) else None
         delta: dict[str, Any] = {
             name: part
             for name, value in whole.items()
-            if (part := value[begins[at].get(name, 0) : None if ends is None else ends.get(name, 0)])
+            if (part := value[begins[number].get(name, 0) : None if ends is None else ends.get(name, 0)])
         }
         tokens = delta.pop("logprobs", None)
         delta |= {} if mark is None else {FIELD: [mark]}

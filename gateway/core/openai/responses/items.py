@@ -260,7 +260,7 @@ def _add_message(messages: list[Message], item: Item) -> None:
     content = _assistant_content(item["content"])
     mark = {"type": marks.MESSAGE, "phase": item["phase"]} if "phase" in item else None
     last = messages[-1] if messages else {}
-    if last.get("role") == "assistant" and last.get("tool_calls") and last.get("content") is None:
+    if last.get("tool_calls") and last.get("content") is None and "refusal" not in last:
         last.update(content)
         behind = {**(mark or {"type": marks.MESSAGE}), "at": {"tool_calls": len(last["tool_calls"])}}
         last[marks.FIELD] = [*last.get(marks.FIELD, ()), {"type": marks.CALL}, behind]
@@ -337,7 +337,8 @@ def _bodies(message: Mapping[str, Any], names: Names, customs: set[str]) -> Iter
         else:
             yield {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
     elif role == "assistant":
-        yield from (item for item in output_of(message, names).items if item["type"] != "reasoning")
+        items = output_of(message, names).items
+        yield from (item for item in items if item["type"] != "reasoning" and item.get("content", True))
     else:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
         inputs = [_input_part(part) for part in parts]
