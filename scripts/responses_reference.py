@@ -131,7 +131,7 @@ which OpenAI's SDKs raise. A comment with the rollout's headers stands before th
 FATES = {
     "read": "Baton acts on it",
     "chat": "goes the way of its chat counterpart",
-    "echo": "accepted and given back, without effect",
+    "native": "goes to workers that are asked by this API",
     "refused": "anything else is a 400 `unsupported_parameter`",
 }
 

@@ -38,11 +38,13 @@ def a_worker(url: str, name: str = "thinker", handle: str = "atlas", **more: Any
 
 
 @asynccontextmanager
-async def thinking(*, hosted: tuple[str, ...] = ("web_search",)) -> AsyncIterator[tuple[Served, OpenAIResponses]]:
+async def thinking(
+    *, hosted: tuple[str, ...] = ("web_search",), **more: Any
+) -> AsyncIterator[tuple[Served, OpenAIResponses]]:
     """A gateway over two workers on one server: one with hosted tools, and one without."""
     async with OpenAIResponses(KEY) as upstream:
         url = f"{upstream.url}/v1"
-        workers = (a_worker(url, hosted=hosted), a_worker(url, "plain", "birch", version="2"))
+        workers = (a_worker(url, hosted=hosted, **more), a_worker(url, "plain", "birch", version="2"))
         pools = PoolFile(workers=workers, pools={"default": ("thinker", "plain")})
         http = HttpWorkers({"thinker": KEY, "plain": KEY}, b"depth secret")
         async with served(Kit(workers=http, pools=pools)) as gateway:

@@ -177,7 +177,7 @@ def test_calls_and_results_belong_together(items: list[dict[str, Any]], code: st
 
 def test_an_items_id_names_its_response() -> None:
     assert response_of(item_id("fc", HEX, 7)) == f"resp_{HEX}"
-    for stranger in ("msg_1", f"resp_{HEX}", f"msg_{HEX}", f"msg_{HEX}00000g", f"xx_{HEX}000000"):
+    for stranger in ("msg_1", f"resp_{HEX}", f"msg_{HEX}", f"msg_{HEX}00000g", f"XX_{HEX}000000"):
         assert response_of(stranger) is None
     items = parse_items([{"id": "msg_1"}, {"role": "user", "content": "x"}], 9, Reader(1000))
     assert references(items) == {0: "msg_1"}

@@ -7,7 +7,7 @@ them when a client asks. An item's id names the response that the item belongs t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.core.openai import marks
@@ -85,7 +85,7 @@ _PARTS: Mapping[str, tuple[Properties, tuple[str, ...]]] = {
     "output_text": ({**_PART, "text": FREE_TEXT, "annotations": _ANY, "logprobs": _ANY}, ("text",)),
     "refusal": ({**_PART, "refusal": FREE_TEXT}, ("refusal",)),
 }  # fmt: skip
-_ID = re.compile(r"(?:msg|fc|fco|ctc|ctco|rs)_([0-9a-f]{32})[0-9a-f]{6}")
+_ID = re.compile(r"[a-z]{1,8}_([0-9a-f]{32})[0-9a-f]{6}")
 
 
 def response_of(an_item_id: str) -> str | None:
@@ -186,15 +186,18 @@ def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
     state: Message = {}  # of the turn that begins
     call_states: dict[str, Message] = {}
     passed: list[Message] = []  # marks of items that stand before the next message
+    states = {at: unsealed(str(item.get("encrypted_content") or "")) for at, item in _of_kinds(items, ("reasoning",))}
+    sealed = {response_of(str(items[at].get("id"))) for at, (fields, _) in states.items() if fields} - {None}
     for index, item in enumerate(items):
         if state and messages and messages[-1]["role"] == "assistant" and "extra_content" not in messages[-1]:
             messages[-1].update(state)
             state = {}
         if item["type"] == "reasoning":
-            fields, calls = unsealed(str(item.get("encrypted_content") or ""))
+            fields, calls = states[index]
             state, call_states = fields or state, call_states | calls
         elif item["type"] in PASSED:
-            passed.append({"type": marks.ITEM, "item": dict(item)})
+            if response_of(str(item.get("id"))) not in sealed:  # else it comes with the state of its turn
+                passed.append({"type": marks.ITEM, "item": dict(item)})
         else:
             _add(messages, item)
         if passed and len(messages) > len(origins):
@@ -206,6 +209,10 @@ def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
     for call in (call for message in messages for call in message.get("tool_calls") or ()):
         call.update(call_states.get(str(call["id"]), {}))
     return messages, origins
+
+
+def _of_kinds(items: Sequence[Item], kinds: Collection[str]) -> Iterator[tuple[int, Item]]:
+    return ((at, item) for at, item in enumerate(items) if item["type"] in kinds)
 
 
 def _end(last: Message, state: Message, passed: Sequence[Message]) -> None:

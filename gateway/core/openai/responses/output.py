@@ -8,6 +8,7 @@ interleaved. A whole message is cut into deltas first, so that items are the sam
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -34,6 +35,8 @@ CALLS_MAX = 128
 CALL_EVENTS = {"arguments": "function_call_arguments", "input": "custom_tool_call_input"}
 PARTS = {"content": "output_text", "refusal": "refusal"}
 COMMENTARY, FINAL = "commentary", "final_answer"  # phases, where no mark tells one
+HOSTED_IDS = 0x400000  # the ordinals of hosted items start here: their prefix may be that of others
+_PREFIX = re.compile(r"([a-z]{1,8})_")
 _HEX = "0" * 32  # of ids that are taken off again
 _REASONING_PARTS = {marks.SUMMARY: ("summary", "summary_text"), marks.TEXT: ("content", "reasoning_text")}
 
@@ -50,7 +53,7 @@ class Output:
         self._hex, self._names, self._logprobs, self._sealing = response_hex, names, logprobs, sealing
         self._open: int | None = None  # index of the unfinished message or reasoning item
         self._notes: int | None = None  # index of the reasoning item whose summary has notes
-        self._in_gap = False
+        self._in_gap, self._hosted_count = False, 0
         self._ended: set[int] = set()  # indices of the calls that have ended
         self._hosted: dict[Any, int] = {}  # ids and indices of the worker → indices of hosted items in `items`
 
@@ -174,8 +177,10 @@ class Output:
         yield _event("response.output_item.done", output_index=at, item=dict(self.items[at]))
 
     def _add_hosted(self, item: Mapping[str, Any]) -> int:
-        number = sum(one["id"].startswith("ht_") for one in self.items)
-        self.items.append({**item, "id": item_id("ht", self._hex, number)})
+        own = _PREFIX.match(str(item.get("id")))  # vendors check what the id of an item begins with
+        name = item_id(own[1] if own else "ht", self._hex, HOSTED_IDS + self._hosted_count)
+        self._hosted_count += 1
+        self.items.append({**item, "id": name})
         return len(self.items) - 1
 
     # ------------------------------------------------------------ pieces

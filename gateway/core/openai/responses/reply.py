@@ -16,7 +16,7 @@ from gateway.core.openai.responses.bodies import Names
 from gateway.core.openai.responses.output import Output
 from gateway.core.openai.responses.request import ResponsesRequest, wants_logprobs, wants_state
 from gateway.core.openai.responses.tools import tool_names
-from gateway.core.openai.vendor import MESSAGE_FIELDS, sealed
+from gateway.core.openai.vendor import MESSAGE_FIELDS, REASONING, sealed
 
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 NOT_ECHOED = ("model", "input", "instructions", "stream", "stream_options", "store")
@@ -74,7 +74,8 @@ def conversation_of_log(request: Mapping[str, Any], reply: Mapping[str, Any] | N
     """The messages of a stored response without its instructions, followed by its reply."""
     messages = list(request["messages"][1 if request["response"]["instructed"] else 0 :])
     message = _message(reply or {})
-    names = ("content", "refusal", "tool_calls", *MESSAGE_FIELDS, marks.FIELD)
+    reasoning = REASONING if marks.FIELD in message else ()
+    names = ("content", "refusal", "tool_calls", *MESSAGE_FIELDS, *reasoning, marks.FIELD)
     answer = {name: message[name] for name in names if message.get(name)}
     return [*messages, {"role": "assistant", "content": None, **answer}] if answer else messages
 
