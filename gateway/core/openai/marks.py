@@ -33,14 +33,16 @@ TEXTS = ("reasoning_content", "content", "refusal")
 Message = Mapping[str, Any]
 
 
-def place(choice: dict[str, Any], marks: Any) -> None:
-    """Add the marks of a delta to a choice that is being built, where its message ends now."""
+def place(choice: dict[str, Any], delta: Message) -> None:
+    """Add the marks of a delta, if it has any, to a choice that is being built, where its message ends now."""
+    if FIELD not in delta:
+        return
     message = choice["message"]
     ends = {name: len(message[name]) for name in (*TEXTS, *LISTS) if message.get(name)}
     if logprobs := (choice.get("logprobs") or {}).get("content"):
         ends["logprobs"] = len(logprobs)
     kept = message.setdefault(FIELD, [])
-    kept += [{**mark, "at": ends} for mark in _marks(marks)][: MARKS_MAX - len(kept)]
+    kept += [{**mark, "at": ends} for mark in _marks(delta[FIELD])][: MARKS_MAX - len(kept)]
 
 
 def pieces(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -206,10 +206,8 @@ def text_piece(chunk: Mapping[str, Any]) -> tuple[int, str] | None:
 
 
 class ReplyBuilder:
-    """Builds one completion body from chunks, so that the log holds a streamed reply in the same form as any other.
-
-    It never raises: it ignores pieces that do not have OpenAI's form.
-    """
+    """Builds one completion body from chunks, so that the log holds a streamed reply in the same form as any other. It
+    never raises: it ignores pieces that do not have OpenAI's form."""
 
     def __init__(self) -> None:
         self._choices: dict[int, dict[str, Any]] = {}
@@ -231,9 +229,7 @@ class ReplyBuilder:
         self._join()
         for choice in chunk_choices:
             built = self._choices.setdefault(_index(choice, 0), {"message": {"role": "assistant", "content": None}})
-            delta = _mapping(choice.get("delta"))
-            if marks.FIELD in delta:
-                marks.place(built, delta[marks.FIELD])
+            marks.place(built, delta := _mapping(choice.get("delta")))
             _merge_message(built["message"], delta)
             if choice.get("logprobs"):
                 _merge_logprobs(built.setdefault("logprobs", {}), _mapping(choice["logprobs"]))

@@ -185,10 +185,10 @@ class Chunks:
     OpenAI's form."""
 
     def __init__(self) -> None:
-        self._calls: dict[Any, int] = {}  # output index -> index of the call
+        self._calls: dict[int, int] = {}  # output index -> index of the call
         self._begun: set[int] = set()  # calls with a piece of their input
         self._details = 0
-        self._items: set[Any] = set()  # output indices of the items that have begun
+        self._items: set[int] = set()  # output indices of the items that have begun
         self._parts = 0  # of the message that has begun
         self._reasoned = False  # whether some reasoning text has come
         self._head: dict[str, Any] = {"object": "chat.completion.chunk"}
@@ -232,7 +232,7 @@ class Chunks:
         if name is not None:
             self._reasoned = self._reasoned or name == "reasoning_content"
             return [{name: text}]
-        at, call = self._calls.get(event.get("output_index")), _INPUTS[kind]
+        at, call = self._calls.get(_place(event)), _INPUTS[kind]
         if at is None:
             return []
         self._begun.add(at)
@@ -240,7 +240,7 @@ class Chunks:
 
     def _item_begun(self, event: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The delta in which an item begins: its mark, and the head of a call."""
-        item, place = _object(event.get("item")), event.get("output_index")
+        item, place = _object(event.get("item")), _place(event)
         kind = item.get("type")
         if place in self._items or not isinstance(kind, str):
             return []
@@ -277,7 +277,7 @@ class Chunks:
         item = _object(event.get("item"))
         kind = item.get("type")
         if kind in _KINDS:
-            at, (name, content) = self._calls[event.get("output_index")], _KINDS[kind]
+            at, (name, content) = self._calls[_place(event)], _KINDS[kind]
             text = item.get(content)
             if at in self._begun or not isinstance(text, str):
                 return []
@@ -370,6 +370,12 @@ def _citation(annotation: Mapping[str, Any]) -> dict[str, Any]:
     """An annotation in the form of chat, which has an object of that name beside the type."""
     kind, inner = annotation["type"], {name: value for name, value in annotation.items() if name != "type"}
     return {"type": kind, kind: inner}
+
+
+def _place(event: Mapping[str, Any]) -> int:
+    """The index of an event's item; one that no item has where it does not say."""
+    place = event.get("output_index")
+    return place if isinstance(place, int) else -1
 
 
 def _object(value: Any) -> Mapping[str, Any]:
