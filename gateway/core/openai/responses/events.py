@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gateway.core.openai.finish import INCOMPLETE
 from gateway.core.openai.responses.output import Event
 from gateway.core.openai.responses.reply import (
-    INCOMPLETE,
     Head,
     failed_response,
     finished_response,

@@ -12,27 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.core.openai import marks
+from gateway.core.openai.finish import CUT, finish_reason
 from gateway.core.openai.reply import ReplyBuilder
 from gateway.core.openai.responses.items import passed_items, to_input_items
 from gateway.core.openai.responses.output import ENCRYPTED, FORMAT, HOSTED_ITEM, hosted_item, output_of
 
 INCLUDE_STATE = "reasoning.encrypted_content"
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
-LIMITS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 STATUSES = {"rate_limit_exceeded": 429, "server_error": 500, "invalid_prompt": 400}  # of errors in a reply
 OWN_ITEMS = ("message", "function_call", "custom_tool_call", "reasoning")
 FACTS = (  # of a Response object, that only the worker knows; Baton's own are in reply.py
     *("billing", "moderation", "prompt_cache_retention", "reasoning", "temperature", "top_p", "presence_penalty"),
-    *(
-        "frequency_penalty",
-        "text",
-        "tool_usage",
-        "tools",
-        "truncation",
-        "top_logprobs",
-        "max_tool_calls",
-        "content_filters",
-    ),
+    *("frequency_penalty", "text", "tool_usage", "tools", "truncation", "top_logprobs", "max_tool_calls"),
+    "content_filters",
 )
 _DROPPED = ("messages", "stream_options", "n", "store", "top_logprobs", "logprobs", "max_tokens", "metadata")
 _HEX = "0" * 32  # of ids that are taken off again
@@ -300,13 +292,13 @@ class Chunks:
         facts = {name: response[name] for name in FACTS if name in response}
         delta = {marks.FIELD: [{"type": marks.RESPONSE, "facts": facts}]} if facts else {}
         end = {"index": 0, "delta": delta, "finish_reason": self._finish_reason(response)}
-        return {"choices": [end], "usage": _usage(response.get("usage")), **_tier(response)}
+        return {"choices": [end], "usage": response.get("usage"), **_tier(response)}
 
     def _finish_reason(self, response: Mapping[str, Any]) -> str:
         """Why the reply ended, in chat's words."""
-        reason = _object(response.get("incomplete_details")).get("reason")
-        if response.get("status") == "incomplete" and reason in LIMITS:
-            return LIMITS[reason]
+        reason = finish_reason(_object(response.get("incomplete_details")).get("reason"))
+        if response.get("status") == "incomplete" and reason in CUT:
+            return str(reason)
         return "tool_calls" if self._calls else "stop"
 
 
@@ -346,20 +338,6 @@ def _described(error: Mapping[str, Any]) -> dict[str, Any]:
     code, message = error.get("code"), error.get("message")
     status = {"status": STATUSES[code]} if isinstance(code, str) and code in STATUSES else {}
     return {"message": message or "the response failed", "code": code, "param": error.get("param"), **status}
-
-
-def _usage(raw: Any) -> dict[str, Any] | None:
-    usage = _object(raw)
-    if not usage:
-        return None
-    names = {"prompt": "input", "completion": "output"}
-    counts = {f"{name}_tokens": usage.get(f"{other}_tokens") for name, other in names.items()}
-    details = {
-        f"{name}_tokens_details": dict(token_counts)
-        for name, other in names.items()
-        if (token_counts := _object(usage.get(f"{other}_tokens_details")))
-    }
-    return {**counts, "total_tokens": usage.get("total_tokens"), **details}
 
 
 def _tier(response: Mapping[str, Any]) -> dict[str, Any]:

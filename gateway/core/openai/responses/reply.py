@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.openai import marks
+from gateway.core.openai.finish import INCOMPLETE
 from gateway.core.openai.responses.bodies import Names
 from gateway.core.openai.responses.output import Output
 from gateway.core.openai.responses.request import ResponsesRequest, wants_logprobs, wants_state
@@ -20,7 +21,6 @@ from gateway.core.openai.vendor import MESSAGE_FIELDS, REASONING, sealed
 
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 NOT_ECHOED = ("model", "input", "instructions", "stream", "stream_options", "store")
-INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _NAME = re.compile(r"resp_[0-9a-f]{32}")
 ECHOED_AS_GIVEN = (
     *("max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key", "prompt_cache_retention"),
