@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.openai.responses.events import Events
+from gateway.core.openai.responses.reply import Head, output_items
 from tests.integration.test_api import served
 from tests.integration.test_responses import SUM, ask
 from tests.integration.test_responses_workers import WEB, body_of, responded, thinking
@@ -185,7 +187,7 @@ async def test_a_choice_among_hosted_tools_alone_goes_on(choice: str) -> None:
 
 
 NATIVE: dict[str, Any] = {
-    "reasoning": {"effort": "low", "summary": "auto"},
+    "reasoning": {"effort": "low", "summary": "auto", "mode": "pro"},
     "truncation": "auto",
     "context_management": [{"type": "compaction", "compact_threshold": 50_000}],
     "include": ["web_search_call.action.sources"],
@@ -232,7 +234,8 @@ async def test_a_chat_worker_gets_messages_and_the_rest_is_named() -> None:
         reply = await gateway.http.post("/v1/responses", json=ask(items, **NATIVE))
     assert reply.status_code == 200, reply.text
     assert set(reply.headers["x-baton-left-out"].split(", ")) == {
-        *("truncation", "context_management", "reasoning.summary", "compaction", "web_search_call", "phase"),
+        *("truncation", "context_management", "reasoning.summary", "reasoning.mode", "phase"),
+        *("compaction", "web_search_call"),
     }
     messages = kit.workers.calls[-1].body["messages"]
     assert [message.keys() for message in messages] == [{"role", "content"}] * 3
@@ -283,3 +286,26 @@ async def test_calls_between_messages_keep_their_place() -> None:
             kinds = [item["type"] for item in response["output"]]
             assert kinds == ["function_call", "message", "function_call"]
             assert [item["call_id"] for item in response["output"] if "call_id" in item] == ["call_1", "call_2"]
+
+
+async def test_sources_of_a_search_vendor_are_citations_of_its_text() -> None:
+    found = [{"title": "Tides", "url": "https://tides.test/a", "snippet": "Four metres."}]
+    for extra in ({"search_results": found, "citations": ["https://tides.test/a"]}, {"citations": [found[0]["url"]]}):
+        completion = {"choices": [{"message": {"content": "Four metres [1]."}, "finish_reason": "stop"}], **extra}
+        head = Head(f"resp_{'0' * 32}", 1, "m", None, {}, stored=False)
+        whole = output_items(head, completion)
+        events = Events(head)
+        events.chunk([{"index": 0, "delta": {"content": "Four metres [1]."}}])
+        streamed = events.completed(completion, 2)
+        assert streamed[-1]["response"]["output"] == whole
+        assert [one["url"] for one in whole[0]["content"][0]["annotations"]] == ["https://tides.test/a"]
+        assert "response.output_text.annotation.added" in [event["type"] for event in streamed]
+
+
+async def test_reasoning_that_another_vendor_sealed_is_named() -> None:
+    kit = Kit()
+    thoughts = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAAforeign"}
+    async with served(kit) as gateway:
+        items = [{"role": "user", "content": "Go on."}, thoughts, {"role": "user", "content": "And?"}]
+        reply = await gateway.http.post("/v1/responses", json=ask(items))
+    assert reply.headers["x-baton-dropped-fields"] == "input[1].encrypted_content"

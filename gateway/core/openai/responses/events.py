@@ -14,6 +14,7 @@ from gateway.core.openai.responses.reply import (
     finished_response,
     new_output,
     response_in_progress,
+    sources,
     state_in,
 )
 
@@ -52,7 +53,8 @@ class Events:
     def completed(self, completion: Mapping[str, Any], completed_s: int) -> list[Event]:
         """The last events of a successful response: the end of every item, then the complete object."""
         status = "incomplete" if self._finish in INCOMPLETE else "completed"
-        events = self._numbered(self._output.end(status, state_in(self._head, completion)))
+        events = [event for piece in sources(completion) for event in self._numbered(self._output.choice(piece))]
+        events += self._numbered(self._output.end(status, state_in(self._head, completion)))
         response = finished_response(self._head, completion, completed_s, self._output.items)
         return events + self._numbered([{"type": f"response.{response['status']}", "response": response}])
 

@@ -28,7 +28,7 @@ from gateway.core.openai.shapes import (
 )
 from gateway.core.openai.shapes import array as list_of
 from gateway.core.openai.shapes import missing_parameter as missing_error
-from gateway.core.openai.vendor import unsealed
+from gateway.core.openai.vendor import SEAL, unsealed
 from gateway.errors import BadRequest, NotFound
 
 Item = Mapping[str, Any]
@@ -125,6 +125,8 @@ def _item(raw: Any, where: str, reader: Reader) -> Item:
     if kind not in KINDS:
         raise bad_value(f"{where}.type", f"one of {', '.join(KINDS)}", "invalid_value")
     item = reader.object(raw, where, _ITEMS[kind], _REQUIRED.get(kind, ()))
+    if kind == "reasoning" and not str(item.get("encrypted_content") or SEAL).startswith(SEAL):
+        reader.drop(f"{where}.encrypted_content")  # of a vendor that the client asked itself
     if kind == "message":
         role = item["role"]
         kinds = PARTS.get(role, ("input_text",))

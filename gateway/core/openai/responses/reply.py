@@ -166,7 +166,7 @@ def output_items(head: Head, completion: Mapping[str, Any]) -> list[dict[str, An
     """The generated output as items, in the order of the worker's."""
     choice = _choice(completion)
     output = new_output(head)
-    for piece in marks.pieces(choice):
+    for piece in (*marks.pieces(choice), *sources(completion)):
         deque(output.choice(piece), 0)
     status = "incomplete" if _finish(completion) in INCOMPLETE else "completed"
     deque(output.end(status, state_in(head, completion)), 0)
@@ -177,6 +177,15 @@ def new_output(head: Head) -> Output:
     """The output of a response, before its first piece."""
     logprobs, sealing = wants_logprobs(head.echo), wants_state(head.echo)
     return Output(head.hex, head.tool_names, logprobs=logprobs, sealing=sealing)
+
+
+def sources(completion: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a search vendor names beside its choices (`search_results`, else the URLs of `citations`), as a piece of a
+    choice with citations of its text; none where the message has its own."""
+    found = completion.get("search_results") or completion.get("citations")
+    named = [one if isinstance(one, Mapping) else {"url": one} for one in found] if isinstance(found, list) else []
+    cited = [{"type": "url_citation", "url_citation": one} for one in named if isinstance(one.get("url"), str)]
+    return [{"delta": {"annotations": cited}}] if cited and not _message(completion).get("annotations") else []
 
 
 def state_in(head: Head, completion: Mapping[str, Any]) -> str | None:

@@ -119,6 +119,8 @@ _REASONING: Properties = {
     "effort": (one_of(*EFFORTS), f"one of {', '.join(EFFORTS)}"),
     "summary": _SUMMARY,
     "generate_summary": _SUMMARY,
+    "context": (text(64), "a string"),
+    "mode": (text(64), "a string"),
 }
 _CACHE: Properties = {"mode": (text(64), "a string"), "ttl": (text(64), "a string"), "prewarm": FLAG}
 _TEXT: Properties = {"format": OBJECT, "verbosity": (one_of("low", "medium", "high"), "low, medium or high")}
@@ -242,11 +244,12 @@ def _refuse(name: str) -> None:
 def _native(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """(the parameters for workers of this API alone, the names of those without which a reply would be another)."""
     native = {name: body[name] for name, (fate, _, _) in FIELDS.items() if fate == "native" and name in body}
-    reasoning = body.get("reasoning") or {}
+    asked = body.get("reasoning", {})
+    reasoning = {"summary": asked.get("generate_summary"), **asked}
     names = [name for name in ("truncation", "context_management") if body.get(name) not in (None, "disabled", [])]
-    if summary := reasoning.get("summary") or reasoning.get("generate_summary"):
-        native["reasoning"] = {"summary": summary}
-        names.append("reasoning.summary")
+    if own := {name: reasoning[name] for name in ("context", "mode", "summary") if reasoning.get(name)}:
+        native["reasoning"] = own
+        names += [f"reasoning.{name}" for name in own]
     return native, names
 
 
