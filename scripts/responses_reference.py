@@ -135,7 +135,7 @@ their annotations of every type, reasoning with its summary and its text, calls,
 phase has none. Other workers reply with a chat message: reasoning, then text, then calls, and the phase is Baton's.
 Promised structure is checked on the last message. What such a worker says of the request in its Response object
 (`reasoning`, `text`, `temperature`, `tools`, `billing`, …) is told to the client; ids, times and names of models are
-Baton's. Ids of hosted items keep the prefix of their vendor, and the worker gets its own back.
+Baton's. Items of hosted tools keep the id that their worker gave, but for those that a conversation holds.
 
 ## Streaming
 

@@ -309,3 +309,22 @@ async def test_reasoning_that_another_vendor_sealed_is_named() -> None:
         items = [{"role": "user", "content": "Go on."}, thoughts, {"role": "user", "content": "And?"}]
         reply = await gateway.http.post("/v1/responses", json=ask(items))
     assert reply.headers["x-baton-dropped-fields"] == "input[1].encrypted_content"
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+async def test_an_answer_to_a_hosted_tool_goes_back_without_a_message(by_id: bool) -> None:
+    wanted = {"id": "mcpr_1", "type": "mcp_approval_request", "name": "read", "arguments": "{}", "server_label": "docs"}
+    tool = {"type": "mcp", "server_label": "docs", "server_url": "https://mcp.test"}
+    async with thinking(hosted=("mcp",)) as (gateway, upstream):
+        upstream.before, upstream.script = [wanted], Script()
+        first = await responded(gateway, ask("Read.", model="thinker", tools=[tool]), stream=False)
+        assert first["output"][0]["id"] == "mcpr_1"
+        upstream.before, upstream.script = [], Script(text="ok")
+        given = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+        earlier: list[Any] = [{"role": "user", "content": "Read."}, *first["output"]]
+        more = {"previous_response_id": first["id"]} if by_id else {}
+        asked = ask([given] if by_id else [*earlier, given], model="thinker", tools=[tool], **more)
+        assert (await responded(gateway, asked, stream=False))["status"] == "completed"
+        sent = body_of(upstream)["input"]
+    assert [item["type"] for item in sent] == ["message", "mcp_approval_request", "mcp_approval_response"]
+    assert (sent[1], sent[-1]) == (wanted, given)

@@ -147,7 +147,11 @@ def _turn_items(rollout: Mapping[str, Any], turn: Mapping[str, Any], reply: Mapp
     echo = {**turn, "include": [*turn.get("include", ()), STATE]}
     head = Head(response_id, 0, request["model"], None, echo, stored=True)
     before = len(to_input_items(messages[: turn["first"]], head.hex, names))
-    return [*to_input_items(messages, head.hex, names)[before:], *output_items(head, reply)]
+    output = [  # an id stands once in a conversation, whatever ids a worker gives
+        item if item["type"] in PREFIXES else {**item, "id": item_id("ht", head.hex, at)}
+        for at, item in enumerate(output_items(head, reply))
+    ]
+    return [*to_input_items(messages, head.hex, names)[before:], *output]
 
 
 def read_items(raw: Any, reader: Reader, parse: Any) -> Sequence[Item]:

@@ -190,6 +190,7 @@ def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
     passed: list[Message] = []  # marks of items that stand before the next message
     states = {at: unsealed(str(item.get("encrypted_content") or "")) for at, item in _of_kinds(items, ("reasoning",))}
     sealed = {response_of(str(items[at].get("id"))) for at, (fields, _) in states.items() if fields} - {None}
+    sealed |= {one.get("id") for fields, _ in states.values() for one in fields.get("reasoning_details") or ()}
     for index, item in enumerate(items):
         if state and messages and messages[-1]["role"] == "assistant" and "extra_content" not in messages[-1]:
             messages[-1].update(state)
@@ -198,7 +199,8 @@ def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
             fields, calls = states[index]
             state, call_states = fields or state, call_states | calls
         elif item["type"] in PASSED:
-            if response_of(str(item.get("id"))) not in sealed:  # else it comes with the state of its turn
+            own = str(item.get("id"))
+            if own not in sealed and response_of(own) not in sealed:  # else it comes with the state of its turn
                 passed.append({"type": marks.ITEM, "item": dict(item)})
         else:
             _add(messages, item)
@@ -207,7 +209,8 @@ def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
             passed = []
         origins += [index] * (len(messages) - len(origins))
     if messages:
-        _end(messages[-1], state, passed)
+        messages[-1].update(state if messages[-1]["role"] == "assistant" else {})
+        messages[-1] = with_items(messages[-1], [mark["item"] for mark in passed])
     for call in (call for message in messages for call in message.get("tool_calls") or ()):
         call.update(call_states.get(str(call["id"]), {}))
     return messages, origins
@@ -217,13 +220,11 @@ def _of_kinds(items: Sequence[Item], kinds: Collection[str]) -> Iterator[tuple[i
     return ((at, item) for at, item in enumerate(items) if item["type"] in kinds)
 
 
-def _end(last: Message, state: Message, passed: Sequence[Message]) -> None:
-    """Add to the last message the state that no later turn took, and the items behind it."""
-    if last["role"] == "assistant":
-        last.update(state)
-    if passed:
-        behind = {"content": len(last.get("content") or "")}
-        last[marks.FIELD] = [*last.get(marks.FIELD, ()), *({**mark, "at": behind} for mark in passed)]
+def with_items(message: Mapping[str, Any], items: Sequence[Item]) -> Message:
+    """The last message of a conversation with the items behind it that no chat message holds."""
+    behind = {"content": len(message.get("content") or "")}
+    placed = [{"type": marks.ITEM, "item": dict(item), "at": behind} for item in items if item["type"] in PASSED]
+    return {**message} | ({marks.FIELD: [*message.get(marks.FIELD, ()), *placed]} if placed else {})
 
 
 def _add(messages: list[Message], item: Item) -> None:

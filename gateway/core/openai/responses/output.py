@@ -35,8 +35,7 @@ CALLS_MAX = 128
 CALL_EVENTS = {"arguments": "function_call_arguments", "input": "custom_tool_call_input"}
 PARTS = {"content": "output_text", "refusal": "refusal"}
 COMMENTARY, FINAL = "commentary", "final_answer"  # phases, where no mark tells one
-HOSTED_IDS = 0x400000  # the ordinals of hosted items start here: their prefix may be that of others
-_PREFIX = re.compile(r"([a-z]{1,8})_")
+_OWN = re.compile(r"(?!(?:msg|fc|ctc|rs|resp)_)[a-z]{1,8}_[\w-]{1,200}")
 _HEX = "0" * 32  # of ids that are taken off again
 _REASONING_PARTS = {marks.SUMMARY: ("summary", "summary_text"), marks.TEXT: ("content", "reasoning_text")}
 
@@ -53,7 +52,7 @@ class Output:
         self._hex, self._names, self._logprobs, self._sealing = response_hex, names, logprobs, sealing
         self._open: int | None = None  # index of the unfinished message or reasoning item
         self._notes: int | None = None  # index of the reasoning item whose summary has notes
-        self._in_gap, self._hosted_count = False, 0
+        self._in_gap = False
         self._ended: set[int] = set()  # indices of the calls that have ended
         self._hosted: dict[Any, int] = {}  # ids and indices of the worker → indices of hosted items in `items`
 
@@ -177,9 +176,9 @@ class Output:
         yield _event("response.output_item.done", output_index=at, item=dict(self.items[at]))
 
     def _add_hosted(self, item: Mapping[str, Any]) -> int:
-        own = _PREFIX.match(str(item.get("id")))  # vendors check what the id of an item begins with
-        name = item_id(own[1] if own else "ht", self._hex, HOSTED_IDS + self._hosted_count)
-        self._hosted_count += 1
+        """Add an item under the worker's own id, which an answer to it names; under another where it has none."""
+        own = item.get("id")
+        name = own if isinstance(own, str) and _OWN.fullmatch(own) else item_id("ht", self._hex, len(self.items))
         self.items.append({**item, "id": name})
         return len(self.items) - 1
 

@@ -77,7 +77,8 @@ def conversation_of_log(request: Mapping[str, Any], reply: Mapping[str, Any] | N
     reasoning = REASONING if marks.FIELD in message else ()
     names = ("content", "refusal", "tool_calls", *MESSAGE_FIELDS, *reasoning, marks.FIELD)
     answer = {name: message[name] for name in names if message.get(name)}
-    return [*messages, {"role": "assistant", "content": None, **answer}] if answer else messages
+    content = None if answer.keys() & {"refusal", "tool_calls"} else ""  # of a turn of hosted tools alone
+    return [*messages, {"role": "assistant", "content": content, **answer}] if answer else messages
 
 
 def response_in_progress(head: Head) -> dict[str, Any]:

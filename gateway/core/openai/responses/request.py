@@ -21,7 +21,7 @@ from gateway.core.openai.chat import (
     HostedTools,
     parse_request,
 )
-from gateway.core.openai.responses.items import PASSED, Item, check_calls, parse_items, to_messages
+from gateway.core.openai.responses.items import PASSED, Item, check_calls, parse_items, to_messages, with_items
 from gateway.core.openai.responses.tools import (
     NAME_CHARS_MAX,
     chat_tool_choice,
@@ -244,8 +244,7 @@ def _refuse(name: str) -> None:
 def _native(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """(the parameters for workers of this API alone, the names of those without which a reply would be another)."""
     native = {name: body[name] for name, (fate, _, _) in FIELDS.items() if fate == "native" and name in body}
-    asked = body.get("reasoning", {})
-    reasoning = {"summary": asked.get("generate_summary"), **asked}
+    reasoning = {"summary": body.get("reasoning", {}).get("generate_summary"), **body.get("reasoning", {})}
     names = [name for name in ("truncation", "context_management") if body.get(name) not in (None, "disabled", [])]
     if own := {name: reasoning[name] for name in ("context", "mode", "summary") if reasoning.get(name)}:
         native["reasoning"] = own
@@ -333,6 +332,8 @@ def chat_request(
     """
     instructions = [{"role": "system", "content": request.instructions}] if request.instructions is not None else []
     new, item_indices = to_messages(items)
+    if history and not new:  # an answer to the item of a hosted tool
+        history = [*history[:-1], with_items(history[-1], items)]
     messages = [*instructions, *history, *new]
     text_input = "input" if isinstance(request.body["input"], str) else None
     names = ParamNames(
