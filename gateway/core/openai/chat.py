@@ -17,7 +17,7 @@ from gateway.core.openai.marks import HOSTED
 from gateway.core.openai.messages import PARTS as PARTS
 from gateway.core.openai.messages import ROLES as ROLES
 from gateway.core.openai.messages import read_messages
-from gateway.core.openai.options import DEEP, read_vendor_params
+from gateway.core.openai.options import DEEP, TOOLS_MAX, read_vendor_params
 from gateway.core.openai.parts import caches_an_hour, media_kinds
 from gateway.core.openai.reply import TIERS
 from gateway.core.openai.shapes import (
@@ -46,6 +46,7 @@ Endpoint = Literal[
     "chat", "completions", "embeddings", "moderations", "rerank", "images", "speech", "transcriptions", "translations"
 ]  # fmt: skip
 TOKENS_MAX = 10_000_000
+STOPS_MAX = 1024  # OpenAI takes 4 of them
 MEDIA_BYTES_MAX = 8 << 20
 HINTS = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")  # a worker may ignore these
 
@@ -81,15 +82,15 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
     "frequency_penalty": ("last", number(-2, 2), "a number from -2 to 2"),
     "presence_penalty": ("last", number(-2, 2), "a number from -2 to 2"),
     "seed": ("last", integer(-(2**63), 2**63 - 1), "an integer"),
-    "stop": ("last", any_of(text(10_000), array(1, 4, str)), "a string, or up to 4 of them"),
+    "stop": ("last", any_of(text(10_000), array(1, STOPS_MAX, str)), f"a string, or up to {STOPS_MAX} of them"),
     "logprobs": ("last", *FLAG),
     "top_logprobs": ("last", integer(0, 20), "an integer from 0 to 20"),
     "logit_bias": ("last", _logit_bias, "token ids to numbers from -100 to 100"),
     "response_format": ("last", mapping, "an object whose type is text, json_object or json_schema"),
-    "tools": ("last", array(1, 128, dict), "1 to 128 tools"),
+    "tools": ("last", array(1, TOOLS_MAX, dict), f"1 to {TOOLS_MAX} tools"),
     "tool_choice": ("last", any_of(one_of("none", "auto", "required"), mapping), "none, auto, required or an object"),
     "parallel_tool_calls": ("last", *FLAG),
-    "functions": ("last", array(1, 128, dict), "1 to 128 functions"),
+    "functions": ("last", array(1, TOOLS_MAX, dict), f"1 to {TOOLS_MAX} functions"),
     "function_call": ("last", any_of(one_of("none", "auto"), mapping), "none, auto or an object with a name"),
     "reasoning_effort": (
         "last",
@@ -114,13 +115,13 @@ class HostedTools:
     native: Mapping[str, Any] = field(default_factory=dict)
     items: tuple[str, ...] = ()
 
-    def for_worker(self, types: Collection[str], *, native: bool) -> tuple[dict[str, Any], list[str]]:
+    def for_worker(self, types: Collection[str], items: Collection[str] | None) -> tuple[dict[str, Any], list[str]]:
         """(the part of the body for a worker whose server runs these types, the names of what it cannot get).
-        `native`: it is asked by the Responses API."""
+        `items`: the types of items that it takes; None where it is not asked by the Responses API."""
         tools = [tool for tool in self.tools if tool["type"] in types]
         lacking = [tool["type"] for tool in self.tools if tool["type"] not in types]
-        lacking += [name for name in self.items if not (native and (types or name not in HOSTED))]
-        sent: dict[str, Any] = dict(self.native) if native else {}
+        lacking += [name for name in self.items if items is None or (name in HOSTED and name not in items)]
+        sent: dict[str, Any] = {} if items is None else dict(self.native)
         if tools:
             sent["tools"] = tools
         if self.choice is not None:
@@ -173,7 +174,7 @@ class ChatRequest:
         """The capabilities that a worker needs to serve this request, named as in a pool file's `cannot`."""
         if self.endpoint != "chat":
             return frozenset(self.params.keys() - {"max_tokens"})
-        adaptable = ("n", "max_tokens", "max_completion_tokens", *HINTS)
+        adaptable = ("n", "max_tokens", "max_completion_tokens", "service_tier", *HINTS)
         return self.media | (self.params.keys() - set(adaptable))
 
     @property
@@ -260,6 +261,7 @@ def parse_request(
         model=properties["model"],
         messages=messages,
         params={name: value for name, value in properties.items() if FIELDS[name][0] == "last"}
+        | _bought_tier(properties)
         | read_vendor_params(extras),
         stream=properties.get("stream", False),
         include_usage=options.get("include_usage") is True,
@@ -269,6 +271,12 @@ def parse_request(
         store=properties.get("store"),
         dropped=tuple(reader.dropped),
     )
+
+
+def _bought_tier(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The `service_tier` that a request pays for, or saves by. Only workers whose entry takes it get it."""
+    tier = properties.get("service_tier")
+    return {} if tier in (None, "auto", "default") else {"service_tier": tier}
 
 
 def _check_values(properties: Mapping[str, Any]) -> None:

@@ -92,11 +92,6 @@ def without(message: Message) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name not in (FIELD, EVENTS)}
 
 
-def items_for(hosted: Collection[str]) -> tuple[str, ...]:
-    """The types of clients' items that a worker with these hosted tools takes."""
-    return (*NATIVE, *HOSTED) if hosted else NATIVE
-
-
 def for_worker(message: Message, items: Collection[str]) -> dict[str, Any]:
     """The message for a worker that takes marks, with the items of clients of these types."""
     if FIELD not in message:

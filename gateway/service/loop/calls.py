@@ -12,7 +12,7 @@ fails everything sees 1.2 times its load and not 3 (Google SRE book, ch. 21, "Ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import count
 from typing import Any, TypeVar, cast
@@ -25,16 +25,25 @@ from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.money.details import sum_details
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.options import custom_names
-from gateway.core.openai.reply import ReplyBuilder, TextChunk, text_piece
-from gateway.core.openai.vendors.mend import Mender
+from gateway.core.openai.reply import ReplyBuilder, TextChunk, reply_facts, text_piece
+from gateway.core.openai.vendors.empty import EmptyReply, check_stream, check_whole, speaks
+from gateway.core.openai.vendors.mend import Mender, missing_ends
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
 from gateway.core.pool.identity import identity_in
 from gateway.core.pool.tools import Tool
-from gateway.core.pool.workers import WorkerSpec
+from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol
 from gateway.service.loop.bodies import PromptSize, output_bound, price_of, size_in_bytes, worst_case
 from gateway.service.loop.state import Loop, StepRun
-from gateway.service.ports.request import Clock, TokenCount, TokenCounter, Toolboxes, WorkerCall, Workers
+from gateway.service.ports.request import (
+    Clock,
+    TokenCount,
+    TokenCounter,
+    Toolboxes,
+    WorkerCall,
+    WorkerReply,
+    Workers,
+)
 
 ATTEMPTS_MAX = 3
 ATTEMPT_S_MIN = 0.05
@@ -171,11 +180,14 @@ class StepCall:
         self._latest: AttemptRecord | None = None
         self.collected = ReplyBuilder()
         customs = custom_names(loop.params) - custom_names(body)  # sent as functions
-        self._mender = Mender(run.spec.origin, choices_in(body), customs) if loop.endpoint == "chat" else None
+        self._mender: Mender | None = None
+        if loop.endpoint == "chat":
+            self._mender = Mender(run.spec.origin, choices_in(body), customs, run.names, loop.params)
+        self._must_speak = loop.endpoint == "chat" and run.spec.kind in MODEL_KINDS
 
     async def complete(self) -> Mapping[str, Any]:
         """The reply in one piece. Raises what the last attempt raised, CapReached, SpoolFull or DeadlineExceeded."""
-        reply = await self._attempted(self._calls.workers.complete)
+        reply = await self._attempted(self._whole)
         self._named = identity_in(reply.body, self._run.spec.model)
         self._record()
         await self._settle_counted(reply.usage, reply.body, reply.cost_nano)
@@ -184,17 +196,21 @@ class StepCall:
     async def stream(self, pass_on: PassOn) -> Mapping[str, Any]:
         """The reply as it is produced: each chunk is passed on before the next is read, and nothing is tried again
         after the first. Raises as `complete`."""
-        chunk, chunks = await self._attempted(self._first_chunk)
-        self._named = identity_in(chunk or {}, self._run.spec.model)
+        first, chunks = await self._attempted(self._first_chunks)
+        self._named = identity_in(first[0], self._run.spec.model)
         usage: Usage | None = None
+        is_done = False
         try:
             async with aclosing(chunks):
                 try:
-                    while chunk is not None:
-                        usage = usage if isinstance(chunk, TextChunk) else read_usage(chunk) or usage
-                        if isinstance(clean := self._collect(chunk), TextChunk) or clean.get("choices"):
+                    while (chunk := first.pop(0) if first else await anext(chunks, None)) is not None:
+                        if not isinstance(chunk, TextChunk):
+                            usage, is_done = read_usage(chunk) or usage, "done" in chunk
+                        clean = self._collect(chunk)
+                        if isinstance(clean, TextChunk) or clean.get("choices") or reply_facts(clean):
                             await pass_on(clean)
-                        chunk = await anext(chunks, None)
+                    if is_done and (ends := missing_ends(self.collected.body()["choices"])):
+                        await pass_on(self._collect({"choices": ends}))
                 except BaseException as error:  # boundary: only observed, for log and money; cancellation included
                     self._record_failure(error)
                     raise
@@ -213,9 +229,9 @@ class StepCall:
             self.collected.add_text(*piece)
             return chunk
         chunk = chunk if self._mender is None else self._mender.chunk(chunk)
+        self.collected.about(chunk)
         if chunk.get("choices"):
             self.collected.add(chunk["choices"])
-            self.collected.about(chunk)
         return chunk
 
     # ------------------------------------------------------------ draw, announce, call, settle
@@ -271,10 +287,23 @@ class StepCall:
             raise
         self._started_us = self._calls.clock.now_us()
 
-    async def _first_chunk(self, call: WorkerCall) -> tuple[Mapping[str, Any] | None, Chunks]:
-        """The stream and its first chunk. Raises UpstreamProtocol where it ends without one."""
-        chunks = cast(Chunks, self._calls.workers.stream(call))
-        return await _first(chunks), chunks
+    async def _whole(self, call: WorkerCall) -> WorkerReply:
+        """The reply in one piece. Raises EmptyReply."""
+        reply = await self._calls.workers.complete(call)
+        if self._must_speak:
+            check_whole(reply.body, reply.usage, self._body)
+        return reply
+
+    async def _first_chunks(self, call: WorkerCall) -> tuple[list[Mapping[str, Any]], Chunks]:
+        """The chunks of a stream up to the first that says something, and the rest. Raises EmptyReply where none does,
+        UpstreamProtocol where there is none."""
+        chunks, first = cast(Chunks, self._calls.workers.stream(call)), list[Mapping[str, Any]]()
+        async for chunk in chunks:
+            first.append(chunk)
+            if speaks(chunk) or not self._must_speak:
+                return first, chunks
+        check_stream(first, self._body)
+        return first, chunks
 
     def _record_failure(self, error: BaseException) -> None:
         """Record an attempt that failed. It costs nothing if it failed with a status, or never left."""
@@ -302,6 +331,8 @@ class StepCall:
         if self._open and so_far.started:
             self.collected = so_far
             await self._settle_counted(self._rough_usage(), so_far.body())
+        elif isinstance(error, EmptyReply):
+            await self._settle_counted(error.usage, {})
         elif isinstance(error, UpstreamError) and error.tokens is not None:
             prompt = min(error.tokens[0], self._input_bound)
             reply = min(error.tokens[1], max(0, self._worst.tokens - prompt))
@@ -390,11 +421,3 @@ class StepCall:
 def step_id(run: StepRun) -> str:
     """Names a step inside its rollout."""
     return f"{run.record.round}.{run.index}"
-
-
-async def _first(chunks: AsyncIterator[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The first chunk. A stream without any is no reply."""
-    try:
-        return await anext(chunks)
-    except StopAsyncIteration:
-        raise UpstreamProtocol("the worker's stream was empty") from None

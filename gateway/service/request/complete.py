@@ -29,6 +29,7 @@ from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admin.sessions import Sessions
+from gateway.service.loop.bodies import hosted_for
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.failures import note_failures
 from gateway.service.loop.experience.lookup import ExperienceLookup
@@ -48,7 +49,14 @@ from gateway.service.ports.request import (
 )
 from gateway.service.request.admit import Admission, Policies, RequestContext, no_version
 from gateway.service.request.catalog import Catalog, Choice
-from gateway.service.request.fitting import Fitter, Held, parts_to_fetch, summarizers_of, with_able_workers
+from gateway.service.request.fitting import (
+    Fitter,
+    Held,
+    likely_tokens,
+    parts_to_fetch,
+    summarizers_of,
+    with_able_workers,
+)
 from gateway.service.request.running import Entering, Rates, Reservation, Running, overhead_ms
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
@@ -120,8 +128,7 @@ class Completer:
         asked = self._catalog.resolve(principal, chat.model, context.pool, chat.endpoint)
         choice = with_able_workers(asked, chat)
         if chat.left_out:
-            hosts = {(spec.hosted, spec.api == "responses") for spec in choice.workers}
-            lacking = [chat.hosted.for_worker(types, native=native)[1] for types, native in hosts]
+            lacking = [hosted_for(spec, chat.hosted)[1] for spec in choice.workers]
             left_out = (name for name in chat.left_out if all(name in names for names in lacking))
             chat = replace(chat, left_out=tuple(left_out))
         session = None if context.session is None else await self._sessions.enter(principal.public_id, context.session)
@@ -148,6 +155,7 @@ class Completer:
             self._metrics.admitted(self._clock.monotonic_s() - context.arrived_s)
         running = Running(record, chat, entry, reserved)
         running.progress = context.progress
+        running.input_tokens = likely_tokens(sizes, input_bound)
         loop = self._admission.loop(context, choice, running)
         if context.kept is not None:
             running.kept = context.kept
@@ -281,7 +289,9 @@ class Completer:
         record.cost_nano = loop.tree.meter.spent_nano
         if running.error is not None:
             running.error = await self._admission.at_the_end(running.error, running.reserved, record.cost_nano)
-            record.error = running.error.body()["error"]
+            record.error = {**running.error.body()["error"], "message": running.error.in_full}
+            if running.principal.is_operators:
+                running.error.message = running.error.in_full
             record.status = record.status if record.status == "aborted" else "failed"
         else:
             record.status = "done"

@@ -124,8 +124,8 @@ def test_only_workers_that_take_marks_get_them() -> None:
     begun = [{"type": marks.MESSAGE, "phase": "commentary", "at": {}}, {"type": marks.ITEM, "item": item, "at": {}}]
     message = {"role": "assistant", "content": "Yes.", marks.FIELD: begun}
     assert for_worker([message], "a" * 12) == [{"role": "assistant", "content": "Yes."}]
-    assert for_worker([message], "a" * 12, marks.items_for(()))[0][marks.FIELD] == begun[:1]
-    assert for_worker([message], "a" * 12, marks.items_for(("web_search",)))[0][marks.FIELD] == begun
+    assert for_worker([message], "a" * 12, marks.NATIVE)[0][marks.FIELD] == begun[:1]
+    assert for_worker([message], "a" * 12, (*marks.NATIVE, *marks.HOSTED))[0][marks.FIELD] == begun
 
 
 def test_the_answer_is_the_text_of_the_last_message() -> None:

@@ -21,6 +21,7 @@ from gateway.core.openai.chat import (
     HostedTools,
     parse_request,
 )
+from gateway.core.openai.options import TOOLS_MAX
 from gateway.core.openai.responses.items import PASSED, Item, check_calls, parse_items, to_messages, with_items
 from gateway.core.openai.responses.tools import (
     NAME_CHARS_MAX,
@@ -101,7 +102,7 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
     "max_output_tokens": ("chat", integer(1, TOKENS_MAX), "an integer above 0"),
     "max_tool_calls": ("native", integer(1, TOKENS_MAX), "an integer above 0; it limits hosted tools"),
     "parallel_tool_calls": ("chat", *FLAG),
-    "tools": ("chat", array(0, 128), "up to 128 tools"),
+    "tools": ("chat", array(0, TOOLS_MAX), f"up to {TOOLS_MAX} tools"),
     "tool_choice": ("chat", any_of(text(64), mapping), "none, auto, required or an object"),
     "text": ("chat", mapping, "an object of `format` and `verbosity`"),
     "reasoning": ("chat", mapping, f"an object; its `effort` is one of {', '.join(EFFORTS)}"),
@@ -254,9 +255,8 @@ def _native(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def _lacking_in_chat(items: Sequence[Item]) -> list[str]:
     """The types of items that no chat message holds, and `phase` where a message has one."""
-    types = [str(item["type"]) for item in items if item["type"] in PASSED]
-    phase = ["phase"] if any(item["type"] == "message" and "phase" in item for item in items) else []
-    return list(dict.fromkeys([*types, *phase]))
+    phases = ["phase" for item in items if item["type"] == "message" and "phase" in item]
+    return list(dict.fromkeys([*(str(item["type"]) for item in items if item["type"] in PASSED), *phases]))
 
 
 def _text_config(raw: Any, reader: Reader) -> dict[str, Any]:
@@ -351,9 +351,9 @@ def chat_request(
         chat = parse_request(body, messages_max=messages_max, media_bytes_max=media_bytes_max, vendor=known)
     except BadRequest as error:
         raise names.reword(error) from None
-    types = (*(str(tool["type"])[:NAME_CHARS_MAX] for tool in request.hosted.tools), *request.hosted.items)
-    types = tuple(dict.fromkeys(types))
-    return replace(chat, dropped=(*request.dropped, *chat.dropped), hosted=request.hosted, left_out=types), names
+    types = [str(tool["type"])[:NAME_CHARS_MAX] for tool in request.hosted.tools]
+    left_out, dropped = tuple(dict.fromkeys([*types, *request.hosted.items])), (*request.dropped, *chat.dropped)
+    return replace(chat, dropped=dropped, hosted=request.hosted, left_out=left_out), names
 
 
 def _params(body: Mapping[str, Any]) -> dict[str, Any]:
