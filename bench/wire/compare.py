@@ -14,7 +14,7 @@ APART = {  # each side has its own
     *("previous_response_id", "response_id"),
 }
 CALL_IDS = ("tool_calls[]", "tool_use")  # their ids are the client's to give back
-SEALED = ("encrypted_content",)  # as text: Baton seals the state of vendors in its own form
+SEALED = ("encrypted_content", "signature")  # as text: Baton seals the state of vendors in its own form
 SHOWN = 100
 
 
