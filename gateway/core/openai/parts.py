@@ -23,11 +23,12 @@ LINKS: Mapping[str, tuple[Kind, str, str]] = {
     "input_audio": ("audio", "input_audio", "data"),
     "file": ("file", "file", "file_data"),
 }
+TEXT_TYPES = ("text/", "application/json")  # of files, what the types of those begin with that hold text
 MEDIA_TYPES: Mapping[Kind, tuple[str, ...]] = {
     "image": ("image/png", "image/jpeg", "image/gif", "image/webp"),
     "audio": ("audio/wav", "audio/mpeg"),
     "file": (
-        *("text/*", "application/pdf", "application/json", "application/rtf", "application/msword"),
+        *("application/pdf", "text/*", "application/json", "application/rtf", "application/msword"),
         *("application/vnd.ms-excel", "application/vnd.ms-powerpoint", "application/vnd.oasis.opendocument.text"),
         "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
         "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
