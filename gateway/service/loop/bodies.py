@@ -24,7 +24,8 @@ from gateway.core.money.amounts import (
     worst_case_nano,
 )
 from gateway.core.money.units import units_nano
-from gateway.core.openai.chat import FIELDS, HINTS, Endpoint, choices_in
+from gateway.core.openai.chat import FIELDS, HINTS, Endpoint, HostedTools, choices_in
+from gateway.core.openai.marks import HOSTED, NATIVE
 from gateway.core.openai.options import custom_as_functions
 from gateway.core.openai.parts import caches_an_hour, media_kinds, with_results_as_text
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
@@ -87,9 +88,8 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     given, own = natives_of(words, given)
     others = given.keys() - (FIELDS.keys() - {"service_tier"}) - words.takes
     params, changes = adapt(spec, {name: value for name, value in given.items() if name not in others})
-    types = [tool["type"] for tool in loop.hosted.tools] if answers else []
-    hosted, lacking = loop.hosted.for_worker(hosted_types(spec, types)) if types else ({}, [])
-    messages = for_worker(messages, spec.origin)
+    hosted, lacking = hosted_for(spec, loop.hosted) if answers else ({}, [])
+    messages = for_worker(messages, spec.origin, items_taken(spec))
     messages = messages if takes_media_in_results(spec) else with_results_as_text(messages)
     bounds = [params.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
     wanted = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
@@ -105,8 +105,22 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     body = body if model_of(spec).custom_tools else custom_as_functions(body)
     run.names = told_names(body, vendor_for(spec).limits.name_chars)
     body = with_told_names(body, run.names) if run.names else body
-    tools = [*body.get("tools", ()), *hosted.get("tools", ())]
-    return {**body, **hosted, "tools": tools} if hosted else body
+    if "tools" in hosted:
+        hosted["tools"] = [*body.get("tools", ()), *hosted["tools"]]
+    return {**body, **hosted} if hosted else body
+
+
+def items_taken(spec: WorkerSpec) -> tuple[str, ...] | None:
+    """The types of items of the Responses API, beside messages and calls, that a worker takes; None where it is not
+    asked by that API."""
+    if spec.api != "responses":
+        return None
+    return (*NATIVE, *HOSTED) if spec.hosted else NATIVE
+
+
+def hosted_for(spec: WorkerSpec, hosted: HostedTools) -> tuple[dict[str, Any], list[str]]:
+    """`HostedTools.for_worker`, of this worker."""
+    return hosted.for_worker(hosted_types(spec, [tool["type"] for tool in hosted.tools]), items_taken(spec))
 
 
 def vendor_for(spec: WorkerSpec) -> KnownVendor:

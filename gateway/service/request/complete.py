@@ -26,10 +26,10 @@ from gateway.core.openai.parts import with_media
 from gateway.core.openai.tasks.replies import reply_of, to_log
 from gateway.core.policies import grading
 from gateway.core.policies.versions import Pick
-from gateway.core.pool.models import hosted_types
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admin.sessions import Sessions
+from gateway.service.loop.bodies import hosted_for
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.failures import note_failures
 from gateway.service.loop.experience.lookup import ExperienceLookup
@@ -129,8 +129,9 @@ class Completer:
         asked = self._catalog.resolve(principal, chat.model, context.pool, chat.endpoint)
         choice = with_able_workers(asked, chat)
         if chat.left_out:
-            hosted = {kind for spec in choice.workers for kind in hosted_types(spec, chat.left_out)}
-            chat = replace(chat, left_out=tuple(kind for kind in chat.left_out if kind not in hosted))
+            lacking = [hosted_for(spec, chat.hosted)[1] for spec in choice.workers]
+            left_out = (name for name in chat.left_out if all(name in names for names in lacking))
+            chat = replace(chat, left_out=tuple(left_out))
         session = None if context.session is None else await self._sessions.enter(principal.public_id, context.session)
         caps = self._sessions.narrow(policies.caps.narrow(principal.caps).narrow(context.caps), session)
         if context.depth > caps.depth:

@@ -59,15 +59,16 @@ def asked_workers(asked: Choice | Loop) -> list[WorkerSpec]:
 
 
 def parts_to_fetch(messages: Sequence[Mapping[str, Any]], asked: Choice | Loop) -> tuple[MediaPart, ...]:
-    """The parts by URL that Baton fetches: all of them, but for images, and with Anthropic's models files, that every
-    worker that may answer fetches itself."""
+    """The parts by URL that Baton fetches: all of them, but for images, and files of models of Anthropic or behind the
+    Responses API, that every worker that may answer fetches itself."""
     remote = remote_parts(messages)
     if not remote:
         return ()
     workers = asked_workers(asked)
     kinds = {"image", "file"} if workers else set()
     for spec in workers:
-        kinds &= {"image", "file"} if spec.speaks_messages else {"image"} if spec.fetches else set()
+        both = spec.speaks_messages or (spec.fetches and spec.api == "responses")
+        kinds &= {"image", "file"} if both else {"image"} if spec.fetches else set()
     return tuple(part for part in remote if part.kind not in kinds)
 
 
