@@ -16,7 +16,7 @@ from gateway.errors import BudgetExceeded, ConfigError, MoneyUnavailable
 from gateway.service.ports.money import Settlement
 from tests.redis_server import RedisServer, free_port, start_redis
 from tests.sizes import SIZE, SLACK
-from tests.waiting import at_some_pace
+from tests.waiting import BOUND_S, at_some_pace
 
 KEY = Scope("key:k", 50)
 REFUSED_WITHIN_S = 0.25
@@ -268,3 +268,22 @@ async def test_a_redis_that_may_evict_is_refused(tmp_path: Path) -> None:
     await redis.aclose()
     await budgets.close()
     server.stop()
+
+
+async def test_what_a_hung_redis_carries_out_late_blocks_no_money(server: RedisServer, budgets: RedisBudgets) -> None:
+    await budgets.hold("ends", 10, 10, [KEY], 60)
+    server.freeze()
+    with pytest.raises(MoneyUnavailable):
+        await budgets.hold("refused", 30, 30, [KEY], 60)
+    budgets.forsake("refused")
+    with pytest.raises(MoneyUnavailable):
+        await budgets.post("ends", 4)
+    server.thaw()
+
+    async def settled() -> bool:
+        return await budgets.ready() and await budgets.balance("key:k") == Balance(4, 0)
+
+    async with asyncio.timeout(BOUND_S):
+        while not await settled():
+            await asyncio.sleep(0.02)
+    assert (await budgets.hold("next", 46, 46, [KEY], 60)).granted_nano == 46
