@@ -242,7 +242,7 @@ HELD_RETRY_S = "2"  # when requests that hold money may have ended
 
 
 class BudgetExceeded(BatonError):
-    """The hold does not fit one of its scopes, whose money is spent. A retry cannot help, so the reply tells clients not to retry."""
+    """The hold does not fit one of its scopes, whose money is spent. A retry cannot help, and the reply says so."""
 
     status, type, code = 429, "insufficient_quota", "insufficient_quota"
 

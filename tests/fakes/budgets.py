@@ -41,6 +41,7 @@ class FakeBudgets:
 
     def __init__(self, store: FakeBudgetStore | None = None) -> None:
         self.store = store or FakeBudgetStore()
+        self.exhausted: set[str] = set()
         self._epoch = 0
         self._refused: str | None = None
         self._open: dict[str, Hold] = {}

@@ -76,8 +76,8 @@ class Ledger:
         return entry.granted_nano
 
     def restore(self, hold_id: str, granted_nano: int, scopes: Sequence[str], lease_until_ms: int) -> None:
-        """Restore a hold granted before a rebuild, whatever the headroom is now. Ignore a settled id; an open one has at
-        least this much then."""
+        """Restore a hold granted before a rebuild, whatever the headroom is now. Ignore a settled id; an open hold has
+        at least this much then."""
         if (entry := self.holds.get(hold_id)) is not None:
             if entry.state == "open":
                 self._enlarge(entry, max(entry.granted_nano, granted_nano))

@@ -106,11 +106,17 @@ async def test_a_request_that_ends_while_it_is_counted_is_billed_by_bytes() -> N
     assert await kit.open_nano() == 0
 
 
-async def test_an_answer_that_never_came_is_charged_its_bound() -> None:
-    kit = Kit(workers={"alpha": UpstreamError("gone")}, tokens=WordCounter(), attempts_max=1)
-    running = await kit.serve(ask(ASKED, model="alpha"))
-    (step,) = running.record.steps
-    assert (step.usage_estimated, step.attempts[-1].counted_by) == (True, "bound")
+async def test_an_answer_that_never_came_is_charged_its_prompt_and_a_usual_reply() -> None:
+    gone = UpstreamError("gone")
+    kit = Kit(workers={"alpha": [Says("hi", usage=Usage(9, 2)), gone, gone]}, tokens=WordCounter(), attempts_max=1)
+    usual = await kit.serve(ask(ASKED, model="alpha"))
+    assert (usual.record.completion_tokens, usual.record.steps[0].usage_estimated) == (2, False)
+    silent = await kit.serve(ask(ASKED, model="alpha"))
+    (step,) = silent.record.steps
+    assert (step.usage_estimated, step.attempts[-1].counted_by) == (True, "pace")
+    assert step.prompt_tokens == PROMPT_TOKENS
+    assert 2 <= step.completion_tokens <= 4  # a usual reply, or what its pace makes of the time
+    assert step.cost_nano == nano(PROMPT_TOKENS, step.completion_tokens)
 
 
 async def _read(said: object) -> None:

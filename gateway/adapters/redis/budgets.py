@@ -35,13 +35,12 @@ from gateway.core.money.ledger import (
     hold_closed,
     hold_unknown,
 )
-from gateway.errors import BudgetHeld, ConfigError, MoneyUnavailable
+from gateway.errors import ConfigError, MoneyUnavailable
 from gateway.service.ports.money import LEASE_S, Settlement
 
 log = logging.getLogger("gateway.budgets")
 _AT_ONCE = 500  # scopes or holds a call, so that no call blocks Redis for long
 _ON_A_HOLD = frozenset({"hold", "grow", "settle"})
-EXHAUSTED_MAX = 10_000
 _OPEN_MAX = 100_000  # holds and settlements remembered for a rebuild; far more than one process has in flight
 _IS_OPEN, _UNKNOWN = -1, -2
 _REBUILDING = "the budget store was restarted or emptied and is rebuilding from the ledger"
@@ -68,7 +67,7 @@ class RedisBudgets:
         self._hold_prefix = f"{tag}:hold:"
         self._epoch = b""
         self._refused: str | None = None
-        self.exhausted: set[str] = set()  # scopes for which a hold was refused since the start
+        self.exhausted: set[str] = set()
         self._loading = asyncio.Lock()
         self._open: dict[str, tuple[Hold, float]] = {}  # and when it expires (monotonic s)
         self._settled: dict[str, Settlement] = {}  # not yet known to be in the ledger
@@ -113,10 +112,7 @@ class RedisBudgets:
             raise _unavailable("the budget store was rebuilt a moment ago, and other gateways still put theirs back")
         if status == b"refused":
             at, left, held = rest
-            refusal = budget_exceeded(scopes[at], left, amount_min_nano, held)
-            if not isinstance(refusal, BudgetHeld) and len(self.exhausted) < EXHAUSTED_MAX:
-                self.exhausted.add(scopes[at].name)
-            raise refusal
+            raise budget_exceeded(scopes[at], left, amount_min_nano, held)
         if status == b"closed":
             raise hold_closed(hold_id)
         hold = Hold(hold_id, rest[0], tuple(scopes), rest[1])

@@ -2,13 +2,13 @@
 
 Caps come from settings, key and headers, never from text. Every worker call and planning call draws its worst case from
 the meter before it leaves, and settles its actual cost afterwards. All loops of a request share one meter, so neither
-fan-out nor depth can exceed the hold.
+fan-out nor depth can exceed the hold. The hold covers one answer at first; `secure` lets it grow for more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
@@ -104,9 +104,12 @@ class Draw:
     tokens: int
 
 
+Grow = Callable[[int], Awaitable[None]]
+
+
 @dataclass(slots=True)
 class Meter:
-    """Nano-dollars, calls and tokens of one request. `granted_nano` is what the hold reserved."""
+    """Nano-dollars, calls and tokens of one request. `granted_nano` is what the hold reserves."""
 
     granted_nano: int
     caps: Caps
@@ -115,11 +118,30 @@ class Meter:
     calls: int = 0
     tokens: int = 0
     drawn_tokens: int = 0
+    grow: Grow | None = None  # enlarges the hold until so much is left, if the cap and the budgets allow it
+    room_nano: int = 0  # what the budgets had beside the hold when they were last asked
+    short: bool = False  # whether they had less than was asked for
 
     @property
     def left_nano(self) -> int:
-        """The nano-dollars that the next call may cost at most."""
+        """The nano-dollars that are reserved for the next call."""
         return self.granted_nano - self.spent_nano - self.drawn_nano
+
+    @property
+    def reach_nano(self) -> int:
+        """The nano-dollars that the next call may cost if the hold grows as far as the cap on cost."""
+        return self.left_nano if self.grow is None else self.caps.cost_nano - self.spent_nano - self.drawn_nano
+
+    @property
+    def known_nano(self) -> int:
+        """The nano-dollars that are left, as far as is known of the budgets."""
+        return min(self.reach_nano, self.left_nano + self.room_nano)
+
+    async def secure(self, nano: int) -> bool:
+        """Let the hold grow if less than `nano` is left of it. Returns whether so much is left then."""
+        if nano > self.left_nano and self.grow is not None:
+            await self.grow(nano)
+        return nano <= self.left_nano
 
     @property
     def left_tokens(self) -> int:

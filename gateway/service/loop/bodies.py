@@ -121,10 +121,13 @@ class WorstCase:
     lowered_by: str | None = None
 
 
-def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, size: PromptSize) -> WorstCase:
+def worst_case(
+    loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, size: PromptSize, *, held: bool = False
+) -> WorstCase:
     """The worst case of one attempt. Lowers the output that `body` asks for to one part in `share` of the money and
-    tokens left, and to what the context has room for. Raises CapReached where too little is left, UpstreamRefused
-    (`context_length_exceeded`) where the prompt alone fills the context."""
+    tokens left, and to what the context has room for. `held`: the money is what is held, and not what the hold may grow
+    to. Raises CapReached where too little is left, UpstreamRefused (`context_length_exceeded`) where the prompt alone
+    fills the context."""
     if loop.endpoint in TASK_FIELDS:
         draw = task_worst(spec, loop.endpoint, body, size)
         return WorstCase(draw, size.tokens_max)
@@ -134,10 +137,11 @@ def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, s
         tokens = size.tokens if size.context_tokens is not None else size.tokens_max // BYTES_PER_TOKEN
         return WorstCase(Draw(worst_case_nano(price, size.tokens_max, 0, media=media), tokens), size.tokens_max)
     name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
-    left_nano = loop.tree.meter.left_nano // share
+    meter = loop.tree.meter
+    left_nano = (meter.left_nano if held else meter.reach_nano) // share
     rooms = {
         "cost": output_tokens_that_fit(price, size.tokens_max, left_nano, media=media) // choices,
-        "tokens": (loop.tree.meter.left_tokens // share - size.tokens) // choices,
+        "tokens": (meter.left_tokens // share - size.tokens) // choices,
         "context": context_room(spec, size) if loop.endpoint == "chat" else body[name],
     }
     by = min(rooms, key=rooms.__getitem__)
@@ -224,21 +228,24 @@ async def tokens_over(tokens: TokenCounter, spec: WorkerSpec, messages: Sequence
 
 
 async def prompt_size(
-    tokens: TokenCounter, loop: Loop, spec: WorkerSpec, body: Mapping[str, Any], share: int
+    tokens: TokenCounter, loop: Loop, spec: WorkerSpec, body: Mapping[str, Any], share: int, *, held: bool = False
 ) -> PromptSize:
     """The size of a call's prompt. Counted where it is long, or where its bytes would lower the reply."""
     size = size_in_bytes(spec, body)
-    if size.tokens_max <= UNCOUNTED_BYTES_MAX and (worst := _fitting(loop, spec, dict(body), share, size)) is not None:
+    worst = None if size.tokens_max > UNCOUNTED_BYTES_MAX else _fitting(loop, spec, dict(body), share, size, held)
+    if worst is not None:
         return PromptSize(size.tokens_max, size.tokens, worst=worst)
     return await counted_size(tokens, spec, body)
 
 
-def _fitting(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, size: PromptSize) -> WorstCase | None:
+def _fitting(
+    loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, size: PromptSize, held: bool
+) -> WorstCase | None:
     """The worst case beside a prompt of this size; None where the whole output does not fit."""
     if size.tokens_max + output_bound(body) > spec.context_tokens:
         return None
     try:
-        worst = worst_case(loop, spec, body, share, size)
+        worst = worst_case(loop, spec, body, share, size, held=held)
     except CapReached:
         return None
     return worst if worst.lowered_by is None else None

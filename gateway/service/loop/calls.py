@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar, cast
 
@@ -21,18 +22,20 @@ from tenacity import AsyncRetrying, RetryCallState, wait_exponential, wait_rando
 
 from gateway.core.log.rollout import AttemptRecord
 from gateway.core.log.spans import call_traceparent
-from gateway.core.money.amounts import Usage, cost_nano
+from gateway.core.money.amounts import Usage
 from gateway.core.money.details import sum_details
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.options import custom_names
 from gateway.core.openai.reply import ReplyBuilder, TextChunk, text_piece
+from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.vendors.mend import Mender
-from gateway.core.openai.vendors.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
+from gateway.core.openai.vendors.usage import read_usage
 from gateway.core.pool.identity import identity_in
 from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol
-from gateway.service.loop.bodies import PromptSize, output_bound, price_of, size_in_bytes, worst_case
+from gateway.service.loop.bodies import PromptSize, size_in_bytes, worst_case
+from gateway.service.loop.charges import PACE, Paces, charge, counted_usage, rough_usage, silent_usage
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import Clock, TokenCount, TokenCounter, Toolboxes, WorkerCall, Workers
 
@@ -45,14 +48,12 @@ Chunks = AsyncGenerator[Mapping[str, Any], None]
 
 
 class NoTokenizer:
-    """`TokenCounter` where bytes are good enough."""
+    """`TokenCounter` where no worker has a tokenizer: bytes are good enough."""
 
     async def count(self, worker: WorkerSpec, texts: Sequence[str], at_most: int) -> int | None:
-        """Return None: no worker has a tokenizer here."""
         return None
 
     async def measure(self, worker: WorkerSpec, texts: Sequence[str]) -> TokenCount | None:
-        """Return None, as `count`."""
         return None
 
 
@@ -111,6 +112,7 @@ class Calls:
         self.clock = clock
         self.tokens = tokens
         self.toolboxes = toolboxes
+        self.paces = Paces()
         self._budget = budget
         self.attempts_max = attempts_max
         self._backoff = wait_exponential(multiplier=wait_initial_s, max=wait_s_max) + wait_random(0, wait_initial_s)
@@ -145,9 +147,9 @@ _NO_RETRIES = AsyncRetrying()
 class StepCall:
     """One call of a step. Await `complete` or `stream` once.
 
-    It may draw one part in `share` of what is left. `counted=False`: the first attempt is already counted against
-    caps.calls. `size`: of the prompt, if it was counted. Raises CapReached where too little is left for the call,
-    UpstreamRefused where the prompt fills the worker's context.
+    It may draw one part in `share` of what is left; `held`: of what is held. `counted=False`: the first attempt is
+    already counted against caps.calls. `size`: of the prompt, if it was counted. Raises CapReached where too little is
+    left for the call, UpstreamRefused where the prompt fills the worker's context.
     """
 
     def __init__(
@@ -161,17 +163,24 @@ class StepCall:
         share: int = 1,
         counted: bool = True,
         size: PromptSize | None = None,
+        held: bool = False,
     ) -> None:
         self._calls, self._loop, self._run, self._body, self._saw = calls, loop, run, body, saw
         self._counted, self._counts = counted, False  # the latter: of the latest attempt, against caps.calls
-        worst = (size and size.worst) or worst_case(loop, run.spec, body, share, size or size_in_bytes(run.spec, body))
-        self._worst, self._input_bound, self.lowered_by = worst.draw, worst.prompt_tokens_max, worst.lowered_by
+        size = size or size_in_bytes(run.spec, body)
+        worst = size.worst or worst_case(loop, run.spec, body, share, size, held=held)
+        self._bound, self._worst, self.lowered_by = worst, worst.draw, worst.lowered_by
         self._open, self._started_us = False, 0  # open: the worst case is drawn and not settled
         self._named: dict[str, str] = {}  # who the reply says that it is of
         self._latest: AttemptRecord | None = None
         self.collected = ReplyBuilder()
         customs = custom_names(loop.params) - custom_names(body)  # sent as functions
         self._mender = Mender(run.spec.origin, choices_in(body), customs) if loop.endpoint == "chat" else None
+
+    @property
+    def worst_nano(self) -> int:
+        """The nano-dollars that an attempt may cost."""
+        return self._worst.nano
 
     async def complete(self) -> Mapping[str, Any]:
         """The reply in one piece. Raises what the last attempt raised, CapReached, SpoolFull or DeadlineExceeded."""
@@ -203,8 +212,10 @@ class StepCall:
                 raise UpstreamProtocol(f"worker {self._run.spec.name} ended its stream without a finish_reason")
             return self.collected.body()
         finally:
-            usage = usage or (self._rough_usage() if self.collected.started else None)
-            await self._settle_counted(usage, self.collected.body() if self.collected.started else {})
+            if usage is None and not self.collected.started:
+                await self._settle_silent()
+            body = self.collected.body() if self.collected.started else {}
+            await self._settle_counted(usage or rough_usage(self._body, body), body)
 
     def _collect(self, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
         """The chunk as the client gets it; it is added to the reply."""
@@ -242,6 +253,7 @@ class StepCall:
 
     async def _attempt(self, number: int, leave: Callable[[WorkerCall], Awaitable[T]]) -> T:
         call = self._worker_call()
+        await self._loop.tree.meter.secure(self._worst.nano)
         self._draw(number)
         await self._announce()
         try:
@@ -298,74 +310,63 @@ class StepCall:
 
     async def _settle_begun(self, so_far: ReplyBuilder, error: BaseException) -> None:
         """Settle a reply that broke off: at what came of it; at its tokens where the worker ended it, and no reply was
-        in it; in full where neither is known."""
+        in it; at an estimate of what the worker did where it said nothing."""
         if self._open and so_far.started:
             self.collected = so_far
-            await self._settle_counted(self._rough_usage(), so_far.body())
+            await self._settle_counted(rough_usage(self._body, so_far.body()), so_far.body())
         elif isinstance(error, UpstreamError) and error.tokens is not None:
-            prompt = min(error.tokens[0], self._input_bound)
+            prompt = min(error.tokens[0], self._bound.prompt_tokens_max)
             reply = min(error.tokens[1], max(0, self._worst.tokens - prompt))
             self._settle(Usage(prompt, reply, estimated=True), "bytes")
         else:
-            self._settle(None)
+            await self._settle_silent()
 
     async def _settle_counted(
-        self, usage: Usage | None, reply: Mapping[str, Any], bill_nano: int | None = None
+        self, usage: Usage | None, reply: Mapping[str, Any], bill_nano: int | None = None, by: str | None = None
     ) -> None:
         """`_settle`. Where the worker did not report usage, its tokenizer counts; where it has none, or the request
-        ends before it has counted, bytes do."""
-        by = "bytes" if usage is not None and usage.unreported else None
+        ends before it has counted, bytes do. `by`: what made the reply's tokens, if neither did."""
+        how = by or ("bytes" if usage is not None and usage.unreported else None)
         try:
-            if by and self._open and (counted := await self._tokenizer_usage(reply)):
-                usage, by = counted, "tokenizer"
+            if usage is not None and usage.unreported and self._open:
+                tokens, spec = self._calls.tokens, self._run.spec
+                if counted := await counted_usage(tokens, spec, self._body, reply, self._bound.prompt_tokens_max):
+                    usage = replace(counted, completion_tokens=usage.completion_tokens) if by else counted
+                    how = by or "tokenizer"
         finally:
-            self._settle(usage, by, bill_nano)
+            self._settle(usage, how, bill_nano)
+
+    async def _settle_silent(self) -> None:
+        """Settle a call of which nothing came back: at an estimate of what the worker did, in full where its price is
+        not by tokens."""
+        if not self._open or self._loop.endpoint in TASK_FIELDS:
+            return self._settle(None)
+        took_s, prompt_max = (self._calls.clock.now_us() - self._started_us) / 1e6, self._bound.prompt_tokens_max
+        usage = silent_usage(self._run.spec, self._body, self._calls.paces, took_s, prompt_max)
+        await self._settle_counted(usage, {}, by=PACE)
 
     def _settle(self, usage: Usage | None, counted_by: str | None = None, bill_nano: int | None = None) -> None:
-        """Close the open draw: at the worker's bill (up to the draw, where it came from outside), else at this usage,
-        or in full where neither is known."""
+        """Close the open draw at what `charge` says."""
         if not self._open:
             return
         self._open = False
         record, meter = self._run.record, self._loop.tree.meter
-        if usage is None:
-            nano, usage, counted_by = self._worst.nano, Usage(self._worst.tokens, 0, estimated=True), "bound"
-        elif bill_nano is not None:
-            nano = bill_nano
-        elif self._run.spec.bills and usage.bill_nano is not None:
-            nano = min(usage.bill_nano, self._worst.nano)
-        else:
-            nano = 0 if usage is NO_CHARGE else cost_nano(price_of(self._run.spec), usage)
+        nano, replaced = 0, None
+        if usage is not NO_CHARGE:
+            nano, usage, replaced = charge(self._run.spec, self._body, self._bound, usage, bill_nano)
+        counted_by = replaced or counted_by
         meter.settle(self._worst, nano, usage.prompt_tokens + usage.completion_tokens)
         record.prompt_tokens += usage.prompt_tokens
         record.completion_tokens += usage.completion_tokens
         record.usage_estimated |= usage.estimated
         record.usage_details = sum_details((record.usage_details, usage.details)) or None
         record.cost_nano += nano
-        if counted_by and self._latest is not None:
-            self._latest.counted_by = counted_by
-
-    # ------------------------------------------------------------ what it was
-
-    async def _tokenizer_usage(self, reply: Mapping[str, Any]) -> Usage | None:
-        """Usage by the worker's tokenizer, neither count above what the draw holds. None: it has no tokenizer."""
-        spec, tokens = self._run.spec, self._calls.tokens
-        prompt = request_text({**spec.params, **self._body})
-        answer = reply_text(choice.get("message") or {} for choice in reply.get("choices") or ())
-        answer_max = output_bound(self._body)
-        prompt_tokens = await tokens.count(spec, prompt.texts, self._input_bound)
-        answer_tokens = None if prompt_tokens is None else await tokens.count(spec, answer.texts, answer_max)
-        if prompt_tokens is None or answer_tokens is None:
-            return None
-        return Usage(
-            min(prompt_tokens + prompt.tokens, self._input_bound), min(answer_tokens + answer.tokens, answer_max), True
-        )
-
-    def _rough_usage(self) -> Usage:
-        """Usage by bytes, of a stream that ended without reporting any."""
-        request_bytes = len(str(self._body).encode("utf-8", "replace"))
-        reply_bytes = text_bytes(choice.get("message") or {} for choice in self.collected.body()["choices"])
-        return billed_usage(None, self._body, request_bytes, reply_bytes)
+        latest = self._latest
+        if counted_by and latest is not None:
+            latest.counted_by = counted_by
+        elif usage.completion_tokens and latest is not None and latest.error is None:
+            took_s = (latest.finished_us - latest.started_us) / 1e6
+            self._calls.paces.learn(self._run.spec.name, usage.completion_tokens / choices_in(self._body), took_s)
 
     def _worker_call(self) -> WorkerCall:
         """The call, with the time that is left. Raises DeadlineExceeded where none is."""

@@ -36,6 +36,7 @@ from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec
 from gateway.errors import ConductorError
 from gateway.service.loop.bodies import price_of
+from gateway.service.loop.charges import CLIPPED
 from gateway.service.loop.routers import USAGE_GUESS
 from gateway.service.loop.state import EarlyStart, Situation
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd, Sampling
@@ -44,6 +45,7 @@ PROMPTED_TOKENS_MAX, TRAINED_TOKENS_MAX = 4096, 512  # of a plan: a model that p
 TIMES_MIN, TIMES_MAX = 20, 200  # planning times that are known before the limit follows them, and that are remembered
 USUAL_SHARE, PATIENCE_FACTOR = 0.95, 4
 PLAN_GUESS = Usage(2_000, 150)  # a typical planning call
+CHARS_PER_TOKEN_MAX = 16  # of a plan: no common token is longer
 ROUNDS_MOST = 3  # plans of a request whose planner plans by prompt
 WRONG_GUESS = 1 / 3  # of the replies of a worker that is not the dearest: what an unknown worker counts with
 PROMPTED_VERSIONS = tuple(f"{profile}-{PROMPT_VERSION}" for profile in PROMPTED)
@@ -170,6 +172,7 @@ class ConductorPlanner:
         call = self._call(situation, record, profile, grammar)
         bound = input_tokens_bound(call.messages, grammar.text)
         draw = Draw(worst_case_nano(self._settings.price, bound, self._settings.tokens_max), 0)
+        await meter.secure(draw.nano)
         meter.draw(draw)
         if draw.nano:
             await situation.before_spending(draw.nano)
@@ -180,6 +183,7 @@ class ConductorPlanner:
                 async for item in self._conductor.decode(call):
                     if isinstance(item, ConductorChunk):
                         reading.take(item, record)
+                        self._check_length(reading, record)
                     else:
                         usage = self._end(item, record)
             self._took(time.monotonic() - began_s)
@@ -194,10 +198,12 @@ class ConductorPlanner:
         finally:
             record.plan_text = reading.reader.text
             record.decision_mask = decision_mask(reading.tokens)
-            # a call that broke off is billed for its prompt and for what it had decoded
-            usage = usage or Usage(bound, len(record.plan_token_ids) or len(reading.reader.text), estimated=True)
+            # a call that broke off is billed for its prompt and for what it had decoded, as far as it could be asked
+            decoded = len(record.plan_token_ids) or -(-len(reading.reader.text.encode()) // BYTES_PER_TOKEN)
+            usage = usage or Usage(bound, min(decoded, self._settings.tokens_max), estimated=True)
             record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
-            record.cost_nano = cost_nano(self._settings.price, usage)
+            record.cost_nano = min(nano := cost_nano(self._settings.price, usage), draw.nano)
+            record.flags += [CLIPPED] if nano > draw.nano else []
             meter.settle(draw, record.cost_nano, 0)
         if record.prompt_version not in PROMPTED_VERSIONS:
             return validate(reading.reader.text, situation.allowed)
@@ -222,6 +228,12 @@ class ConductorPlanner:
         timeout_s, hasty = min(limit_s, situation.timeout_s), situation.timeout_s < limit_s
         model = version.version if version and version.by_name else None
         return ConductorCall(messages, grammar.schema, sampling, timeout_s, model, hasty=hasty)
+
+    def _check_length(self, reading: _Reading, record: RoundRecord) -> None:
+        """Raises ConductorError for a plan that goes on behind the tokens that were asked for."""
+        most = self._settings.tokens_max
+        if len(record.plan_token_ids) > most or len(reading.reader.text) > CHARS_PER_TOKEN_MAX * most:
+            raise ConductorError("unparseable", f"the planner goes on behind the {most} tokens that it was asked for")
 
     def _waited(self, call: ConductorCall) -> None:
         """Note that no plan came within the call's time, unless the request left it less than a plan may take."""

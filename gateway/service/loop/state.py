@@ -48,10 +48,20 @@ class HoldRecord:
     def __init__(self, journal: Journal, *holds: Event) -> None:
         self._journal = journal
         self._holds = holds
+        self._grown: tuple[Event, ...] = ()
         self._written: asyncio.Future[None] | None = None
+
+    def grown(self, first: Event, later: Event) -> None:
+        """The hold of the money has grown. It is on disk before the next call leaves: as `first`, in place of what it
+        was, or as `later`, behind it."""
+        if self._written is None:
+            self._holds = (first, *self._holds[1:])
+        else:
+            self._grown = (later,)
 
     async def append(self, *events: Event) -> None:
         """Return once the holds and these events are on disk. Raises SpoolFull where one of them finds no room."""
+        events, self._grown = (*self._grown, *events), ()
         if self._written is None:
             self._written = asyncio.ensure_future(self._journal.append(*self._holds, *events))
             await asyncio.shield(self._written)

@@ -205,12 +205,16 @@ class StepRunner:
     async def _prepared(self, loop: Loop, run: StepRun, bodies: Sequence[dict[str, Any]], saw: Saw) -> list[StepCall]:
         """The calls of several bodies, each with an equal share of what is left. Lowers the output that they ask for
         where too little is left, and notes it."""
-        share = len(bodies)
-        sizes = [await prompt_size(self._shared.tokens, loop, run.spec, body, share) for body in bodies]
-        calls = [
-            StepCall(self._shared, loop, run, body, saw, share=share, counted=number == 0, size=size)
-            for number, (body, size) in enumerate(zip(bodies, sizes, strict=True))
-        ]
+        calls: list[StepCall] = []
+        share, spec = len(bodies), run.spec
+        for held in (False, True):  # the second time with what is held, if the hold did not grow as far as they ask
+            sizes = [await prompt_size(self._shared.tokens, loop, spec, body, share, held=held) for body in bodies]
+            calls = [
+                StepCall(self._shared, loop, run, body, saw, share=share, counted=at == 0, size=size, held=held)
+                for at, (body, size) in enumerate(zip(bodies, sizes, strict=True))
+            ]
+            if await loop.tree.meter.secure(sum(call.worst_nano for call in calls)):
+                break
         bound = bodies[0].get("max_completion_tokens") or bodies[0].get("max_tokens")
         if bound and bound < run.wanted_tokens and run.spec.kind in MODEL_KINDS:
             by = calls[0].lowered_by or "worker"

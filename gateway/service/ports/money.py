@@ -37,6 +37,8 @@ class Budgets(Protocol):
     """Two-phase money over all scopes atomically (`core/money/ledger.py` has the shapes). Every call but `ready` raises
     MoneyUnavailable when the store is away, or when it lost its state and waits for `load`."""
 
+    exhausted: set[str]  # scopes for which a request was refused, until somebody takes them out
+
     @property
     def epoch_lost(self) -> bool:
         """Whether `load` must be called before anything else can succeed: at first, and after a flush or restart."""

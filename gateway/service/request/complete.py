@@ -278,12 +278,12 @@ class Completer:
         close_record(record, self._clock.now_us())
         record.cost_nano = loop.tree.meter.spent_nano
         if running.error is not None:
-            running.error = await self._admission.at_the_end(running.error, running.reserved, record.cost_nano)
+            running.error = await self._admission.at_the_end(running.error, running.reserved, loop.tree.meter)
             record.error = running.error.body()["error"]
             record.status = record.status if record.status == "aborted" else "failed"
         else:
             record.status = "done"
-            await self._admission.note_cap(record, running.reserved)
+            await self._admission.note_cap(record, running.reserved, loop.tree.meter)
         if running.kept is None:  # one in the background waits, and survives gateways
             record.overhead_ms = overhead_ms(record, self._clock.now_us())
         details = sum_details(step.usage_details for step in record.steps)
@@ -358,6 +358,7 @@ class Completer:
             await (self._budgets.post(hold.id, charged) if charged else self._budgets.void(hold.id))
         except (MoneyUnavailable, NotFound):  # Redis is away or was rebuilt; the ledger has the settlement
             self._metrics.degraded("settle")
+        self._admission.funds.freed(hold.scopes)
 
     def _event(self, kind: Any, payload: Mapping[str, Any]) -> Event:
         return Event.new(kind, self._clock.now_us(), payload)

@@ -15,6 +15,7 @@ from gateway.core.money.amounts import worst_case_nano
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import MediaPart, media_parts, remote_parts
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
+from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
@@ -36,8 +37,7 @@ from gateway.service.request.catalog import Choice
 
 BYTES_PER_TOKEN_MOST = 8  # of any text that people write: English has between four and five
 RAISE_CAP = ", or raise x-baton-max-tokens as far as the key allows"
-CHECK_TOKENS_BOUND = 2_000  # of a checker's task and the tags around a reply, in bytes
-REPLY_BYTES_PER_TOKEN = 16  # of a reply that a checker reads: no common token is longer
+BOUNDS = ("max_completion_tokens", "max_tokens")  # of a reply, the one that counts first
 LONGER_CONTEXT = ", or name a model whose context is longer"
 Sizes = Mapping[str, PromptSize]  # of the request's prompt, by worker name
 Bounds = Callable[[Choice, Caps, Sizes, ChatRequest], object]
@@ -93,11 +93,17 @@ def call_nano(spec: WorkerSpec, sizes: Sizes, output_bound: int, chat: ChatReque
     return worst_case_nano(price, input_bound, output_bound * choices, media=chat.has_media)
 
 
-def check_nano(checker: WorkerSpec, asked: Sequence[WorkerSpec], sizes: Sizes, chat: ChatRequest) -> int:
-    """The worst case of one check. Its prompt holds the longest reply besides the request, and the checker's task."""
-    size = max(size.tokens_max for size in sizes.values())
-    read = size + CHECK_TOKENS_BOUND + REPLY_BYTES_PER_TOKEN * max(spec.output_tokens_max for spec in asked)
-    return worst_case_nano(price_of(checker), read, checker.output_tokens_max, media=chat.has_media)
+def is_bounded(chat: ChatRequest) -> bool:
+    """Whether the request says how long its reply may be."""
+    return chat.endpoint != "chat" or any(chat.params.get(name) is not None for name in BOUNDS)
+
+
+def asked_tokens(spec: WorkerSpec, chat: ChatRequest) -> int:
+    """The tokens of each choice that a worker is asked for, as far as the request and its own bound say."""
+    if chat.endpoint == "embeddings":
+        return 0
+    bounds = [chat.params.get(name) for name in BOUNDS] + [TOKENS_DEFAULT] * (chat.endpoint == "completions")
+    return min(next((bound for bound in bounds if bound is not None), spec.output_tokens_max), spec.output_tokens_max)
 
 
 def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Caps) -> Choice:

@@ -137,10 +137,9 @@ def _counted(who: Principal) -> Iterator[str]:
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """What was reserved for a request: its money and, in a session, its worker calls; and the caps that follow from
-    it. `wanted_nano`, `wanted_calls`: the worst case, of which a budget may have granted less."""
+    it. `wanted_calls`: the most, of which a budget may have granted less."""
 
     money: Hold
-    wanted_nano: int
     record: HoldRecord
     caps: Caps
     calls: Hold | None = None
