@@ -164,6 +164,7 @@ def admission_of(base: Base, planning: ConductorSettings | None, shortage: Short
             settings.explore_share_max,
             short=lambda: shortage.short,
         ),
+        held_wait_s=settings.budget_wait_s,
         worth=worth_of(settings),
         traced=bool(settings.otel_url),
     )

@@ -51,13 +51,13 @@ class HoldRecord:
         self._grown: tuple[Event, ...] = ()
         self._written: asyncio.Future[None] | None = None
 
-    def grown(self, first: Event, later: Event) -> None:
-        """The hold of the money has grown. It is on disk before the next call leaves: as `first`, in place of what it
-        was, or as `later`, behind it."""
+    def grown(self, hold: Event) -> None:
+        """The hold of the money has grown to this. It is on disk before the next call leaves, instead of what it was or
+        behind it; the ledger goes by the largest."""
         if self._written is None:
-            self._holds = (first, *self._holds[1:])
+            self._holds = (hold, *self._holds[1:])
         else:
-            self._grown = (later,)
+            self._grown = (hold,)
 
     async def append(self, *events: Event) -> None:
         """Return once the holds and these events are on disk. Raises SpoolFull where one of them finds no room."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from gateway.core.log.events import Event
 from gateway.core.log.rollout import RolloutRecord
@@ -167,17 +166,17 @@ class _Place:
         return self._line is None or await self._funds.turn(self._line, self._mine, until_s)
 
 
-class HoldEvent(Protocol):
-    """Makes the journal's record of a hold. `first`: not of its growth."""
-
-    def __call__(self, hold: Hold, *, first: bool) -> Event: ...
-
-
 class Purse:
-    """The hold of one request, which grows while it runs."""
+    """The hold of one request, which grows while it runs. `event` makes the journal's record of it."""
 
     def __init__(
-        self, funds: Funds, hold: Hold, meter: Meter, record: RolloutRecord, held: HoldRecord, event: HoldEvent
+        self,
+        funds: Funds,
+        hold: Hold,
+        meter: Meter,
+        record: RolloutRecord,
+        held: HoldRecord,
+        event: Callable[[Hold, str], Event],
     ) -> None:
         self._funds, self._hold, self._meter, self._record = funds, hold, meter, record
         self._held, self._event, self._lock = held, event, asyncio.Lock()
@@ -197,6 +196,6 @@ class Purse:
                 return
             meter.room_nano, meter.short = grown.room_nano, grown.granted_nano < total
             if grown.granted_nano > meter.granted_nano:
-                self._held.grown(self._event(grown, first=True), self._event(grown, first=False))
+                self._held.grown(self._event(grown, self._record.id))
             self._hold, meter.granted_nano = grown, grown.granted_nano
             self._record.hold_nano = grown.granted_nano

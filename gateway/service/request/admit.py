@@ -9,7 +9,6 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from gateway.core.access.keys import Principal
@@ -233,18 +232,15 @@ class Admission:
         written = HoldRecord(self._journal, self._held(money, record.id), self._held(calls, None))
         return Reservation(money, written, caps, calls, calls_wanted, session)
 
-    def _held(self, hold: Hold, rollout_id: str | None, *, first: bool = True) -> Event:
-        """The journal's event of a hold. `rollout_id` None: it is of no rollout's money. `first`: not of its growth."""
+    def _held(self, hold: Hold, rollout_id: str | None) -> Event:
+        """The journal's event of a hold, as large as it is now. `rollout_id` None: it is of no rollout's money."""
         payload = {
             "hold_id": hold.id,
             "rollout_id": rollout_id,
             "amount_nano": hold.granted_nano,
             "scopes": [[scope.name, scope.limit_nano] for scope in hold.scopes],
         }
-        now_us = self._clock.now_us()
-        # of money under the id of its hold: written by two gateways, one after the other, it is stored once
-        own_id = rollout_id is None or not first
-        return Event.new("hold", now_us, payload) if own_id else Event(hold.id, "hold", now_us, payload)
+        return Event.new("hold", self._clock.now_us(), payload)
 
     def _calls(self, choice: Choice, caps: Caps) -> int:
         """The worker calls that a request may make."""
@@ -335,10 +331,7 @@ class Admission:
             draw.shuffle(workers)
         planner, explore = self._policies.shares.planner_of(choice, record, draw)
         meter = Meter(record.hold_nano, caps)
-        purse = Purse(
-            self.funds, reserved.money, meter, record, reserved.record, partial(self._held, rollout_id=record.id)
-        )
-        meter.grow = purse.grow
+        meter.grow = Purse(self.funds, reserved.money, meter, record, reserved.record, self._held).grow
         deadline_s, slots = self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel)
         listener = running.tell if context.progress != "off" else no_listener
         calls_id = None if reserved.calls is None else reserved.calls.id
