@@ -101,6 +101,7 @@ async def test_a_budget_is_used_before_it_refuses_and_never_passed(model: str) -
 async def test_without_time_to_wait_held_money_is_a_refusal_that_says_to_come_again() -> None:
     kit = Kit(workers={"alpha": Says("x", usage=USAGE, delay_s=0.3)})
     body = ask(model="alpha", **SHORT)
+    await kit.serve(body)  # from which on the worker's template is known
     cost, held = await cost_and_hold(kit, body)
     who = keyed(await kit.posted_nano() + cost + held)
     first = await kit.start(body, who)

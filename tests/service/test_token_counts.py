@@ -114,9 +114,10 @@ async def test_an_answer_that_never_came_is_charged_its_prompt_and_a_usual_reply
     silent = await kit.serve(ask(ASKED, model="alpha"))
     (step,) = silent.record.steps
     assert (step.usage_estimated, step.attempts[-1].counted_by) == (True, "pace")
-    assert step.prompt_tokens == PROMPT_TOKENS
+    prompt_tokens = step.prompt_tokens
+    assert 5 <= prompt_tokens < PROMPT_TOKENS  # by the worker's tokenizer, within what is held
     assert 2 <= step.completion_tokens <= 4  # a usual reply, or what its pace makes of the time
-    assert step.cost_nano == nano(PROMPT_TOKENS, step.completion_tokens)
+    assert step.cost_nano == nano(prompt_tokens, step.completion_tokens)
 
 
 async def _read(said: object) -> None:

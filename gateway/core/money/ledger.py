@@ -119,13 +119,11 @@ def budget_exceeded(scope: Scope, left_nano: int, needed_nano: int | None, held_
     left, wanted = max(0, left_nano), 1 if needed_nano is None else needed_nano
     held = held_nano > 0 and left_nano + held_nano >= wanted
     fix = HELD_FIX if held else _FIXES.get(scope.name.partition(":")[0], "an operator can raise it")
-    has = f"${nano_to_usd(left)} left of ${limit}" + (
-        f", beside ${nano_to_usd(held_nano)} that is held," if held else ""
-    )
-    what = f"and this request may need ${nano_to_usd(needed_nano or 0)}"
-    what = what if needed_nano is not None else "too little for the request's next call"
+    beside = f", beside ${nano_to_usd(held_nano)} that is held" if held else ""
+    what = f"{',' * held} and this request may need ${nano_to_usd(needed_nano or 0)}"
+    what = what if needed_nano is not None else ", too little for the request's next call"
     return (BudgetHeld if held else BudgetExceeded)(
-        f"The budget of `{scope.name}` has {has} {what}: {fix}.",
+        f"The budget of `{scope.name}` has ${nano_to_usd(left)} left of ${limit}{beside}{what}: {fix}.",
         scope=scope.name,
         left_nano=left,
         needed_nano=needed_nano or 0,

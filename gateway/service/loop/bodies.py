@@ -8,7 +8,7 @@ none, bytes stay the bound.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.core.loop.caps import Draw
@@ -20,6 +20,7 @@ from gateway.core.money.amounts import (
     output_tokens_that_fit,
     worst_case_nano,
 )
+from gateway.core.money.templates import Templates, shape_of_prompt
 from gateway.core.money.units import units_nano
 from gateway.core.openai.chat import FIELDS, HINTS, Endpoint, choices_in
 from gateway.core.openai.options import custom_as_functions
@@ -132,7 +133,7 @@ def worst_case(
         draw = task_worst(spec, loop.endpoint, body, size)
         return WorstCase(draw, size.tokens_max)
     price, choices = price_of(spec), choices_in(body)
-    media = carries_media(body)
+    media, size = carries_media(body), without_spare(loop.tree.templates, spec, body, size)
     if loop.endpoint == "embeddings":  # no output
         tokens = size.tokens if size.context_tokens is not None else size.tokens_max // BYTES_PER_TOKEN
         return WorstCase(Draw(worst_case_nano(price, size.tokens_max, 0, media=media), tokens), size.tokens_max)
@@ -170,6 +171,14 @@ def carries_media(body: Mapping[str, Any]) -> bool:
     return "modalities" in body or "audio" in body or bool(media_kinds(body.get("messages") or ()))
 
 
+def without_spare(templates: Templates, spec: WorkerSpec, body: Mapping[str, Any], size: PromptSize) -> PromptSize:
+    """The size of a prompt that was not counted, without what its worker's template is known not to add."""
+    if size.context_tokens is not None:
+        return size
+    spare = templates.spare(spec.name, shape_of_prompt(body.get("messages") or (), body))
+    return replace(size, tokens_max=size.tokens_max - spare, tokens=size.tokens - spare) if spare else size
+
+
 def context_room(spec: WorkerSpec, size: PromptSize) -> int:
     """The tokens that a worker's context has left for the reply. Without limit where the prompt was not counted, and
     where the pool file does not say how long the context is."""
@@ -191,9 +200,14 @@ class PromptSize:
 
 def size_in_bytes(spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:
     """The size of a body's prompt where a token counts as a byte."""
-    rest = {name: value for name, value in body.items() if name != "messages"}
-    bound = input_tokens_bound(body.get("messages", ()), str(rest) + str(spec.params))
+    bound = input_tokens_bound(body.get("messages", ()), texts_beside(body) + texts_beside(spec.params))
     return PromptSize(bound, bound)
+
+
+def texts_beside(params: Mapping[str, Any]) -> str:
+    """What a prompt may have of a request beside its messages: no template writes numbers."""
+    told = {name: value for name, value in params.items() if name != "messages" and not isinstance(value, int | float)}
+    return str(told) if told else ""
 
 
 async def counted_size(tokens: TokenCounter, spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:

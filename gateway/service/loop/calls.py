@@ -24,6 +24,7 @@ from gateway.core.log.rollout import AttemptRecord
 from gateway.core.log.spans import call_traceparent
 from gateway.core.money.amounts import Usage
 from gateway.core.money.details import sum_details
+from gateway.core.money.templates import shape_of_prompt
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.options import custom_names
 from gateway.core.openai.reply import ReplyBuilder, TextChunk, text_piece
@@ -365,8 +366,15 @@ class StepCall:
         if counted_by and latest is not None:
             latest.counted_by = counted_by
         elif usage.completion_tokens and latest is not None and latest.error is None:
-            took_s = (latest.finished_us - latest.started_us) / 1e6
-            self._calls.paces.learn(self._run.spec.name, usage.completion_tokens / choices_in(self._body), took_s)
+            self._learn(usage, (latest.finished_us - latest.started_us) / 1e6)
+
+    def _learn(self, usage: Usage, took_s: float) -> None:
+        """Note what a whole reply says of its worker."""
+        name, body = self._run.spec.name, self._body
+        self._calls.paces.learn(name, usage.completion_tokens / choices_in(body), took_s)
+        if self._loop.endpoint == "chat" and not usage.estimated:
+            shape = shape_of_prompt(body["messages"], body)
+            self._loop.tree.templates.learn(name, shape, usage.prompt_tokens, self._bound.prompt_tokens_max)
 
     def _worker_call(self) -> WorkerCall:
         """The call, with the time that is left. Raises DeadlineExceeded where none is."""

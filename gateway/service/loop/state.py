@@ -15,6 +15,7 @@ from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.plan import Plan, PlanLimits, Step
 from gateway.core.loop.shown import ShownPlan, ShownReply, ShownRequest, ShownWorker
 from gateway.core.loop.turns.replanning import TurnFacts
+from gateway.core.money.templates import Templates
 from gateway.core.openai.chat import NOTHING_HOSTED, Endpoint, HostedTools
 from gateway.core.openai.structured import ReplyShape
 from gateway.core.openai.vendor import without_state
@@ -132,6 +133,7 @@ class Tree:
     children: list[RolloutRecord] = field(default_factory=list)
     checkpoints: Checkpoints | None = None  # of a request that another gateway may go on with
     summaries: SummaryCalls = field(default_factory=SummaryCalls)
+    templates: Templates = field(default_factory=Templates)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from gateway.core.loop.shown import CONVERSATION_CHARS_MAX
 from gateway.core.money.amounts import NANO_MAX, nano_to_usd, worst_case_nano
 from gateway.core.money.ledger import Hold, Scope, budget_exceeded, scopes_of
 from gateway.core.money.sessions import Session, SessionRequest, session_spent
+from gateway.core.money.templates import Templates
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.structured import shape_of
 from gateway.core.openai.tasks.replies import logged_params
@@ -34,7 +35,7 @@ from gateway.errors import (
     DeadlineExceeded,
     MoneyUnavailable,
 )
-from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN
+from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, without_spare
 from gateway.service.loop.conducting import looks_worth
 from gateway.service.loop.routers import (
     VOTERS,
@@ -136,6 +137,7 @@ class Admission:
         self._embedder = embedder
         self._clock = clock
         self._policies = policies
+        self._templates = Templates()
         self._pick = pick  # the policy version that plans a request, by its id
 
     def record(
@@ -288,7 +290,9 @@ class Admission:
         workers = asked_workers(choice)
         if not workers:
             raise BadRequest(f"pool `{choice.pool}` has no model worker for this key", param="model", code="empty_pool")
-        planning = self._planning_nano(choice, sizes)
+        planning, body = self._planning_nano(choice, sizes), {"messages": chat.messages, **chat.params}
+        if chat.endpoint == "chat":
+            sizes = {one.name: without_spare(self._templates, one, body, sizes[one.name]) for one in workers}
 
         def calls_nano(most: int | None) -> int:
             """Of all calls that the planner makes side by side, with at most so many tokens each."""
@@ -336,7 +340,7 @@ class Admission:
         listener = running.tell if context.progress != "off" else no_listener
         calls_id = None if reserved.calls is None else reserved.calls.id
         tree = Tree(meter, record.id, deadline_s, slots, reserved.record, calls_id, listener)
-        tree.summaries.workers = choice.summarizers
+        tree.summaries.workers, tree.templates = choice.summarizers, self._templates
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
         rounds = ROUNDS_OF.get(type(planner)) or context.rounds or max(self._rounds(choice, context), trained)

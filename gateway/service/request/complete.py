@@ -29,6 +29,7 @@ from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admin.sessions import Sessions
+from gateway.service.loop.bodies import texts_beside
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.failures import note_failures
 from gateway.service.loop.experience.lookup import ExperienceLookup
@@ -131,7 +132,7 @@ class Completer:
             self._media.check(parts_to_fetch(chat.messages, choice))
         if chat.dropped:
             self._metrics.dropped(len(chat.dropped))
-        input_bound = input_tokens_bound(chat.messages, str(chat.params))
+        input_bound = input_tokens_bound(chat.messages, texts_beside(chat.params))
         choice, sizes = await self._fitter.fit(choice, chat, input_bound, caps, principal)
         if summarizers := summarizers_of(self._rounds.summaries, asked, choice, chat):
             choice = replace(choice, summarizers=summarizers)

@@ -28,6 +28,7 @@ from gateway.service.loop.bodies import (
     counted_size,
     price_of,
     task_worst,
+    texts_beside,
 )
 from gateway.service.loop.routers import CheckedRouter
 from gateway.service.loop.state import Loop
@@ -36,7 +37,6 @@ from gateway.service.ports.request import TokenCounter
 from gateway.service.request.catalog import Choice
 
 BYTES_PER_TOKEN_MOST = 8  # of any text that people write: English has between four and five
-SENT_BESIDE = 40  # bytes that a body may have beside the request: the name and number of its reply's bound
 RAISE_CAP = ", or raise x-baton-max-tokens as far as the key allows"
 BOUNDS = ("max_completion_tokens", "max_tokens")  # of a reply, the one that counts first
 LONGER_CONTEXT = ", or name a model whose context is longer"
@@ -89,7 +89,7 @@ def call_nano(spec: WorkerSpec, sizes: Sizes, output_bound: int, chat: ChatReque
     if chat.endpoint in TASK_FIELDS:
         return task_worst(spec, chat.endpoint, chat.params, sizes[spec.name]).nano
     price, choices = price_of(spec), chat.choices
-    input_bound = sizes[spec.name].tokens_max + SENT_BESIDE + len(str(spec.params))
+    input_bound = sizes[spec.name].tokens_max + len(texts_beside(spec.params))
     if "n" in spec.cannot:
         return choices * worst_case_nano(price, input_bound, output_bound, media=chat.has_media)
     return worst_case_nano(price, input_bound, output_bound * choices, media=chat.has_media)
