@@ -364,8 +364,8 @@ class UpstreamProtocol(UpstreamError):
 
 
 class ConductorError(BatonError):
-    """The conductor made no plan. `reason`: down | slow | unparseable | refused. `billable` says whether the call may
-    have cost money: not if it never reached the conductor, or got an error status. `upstream_status`: that status."""
+    """The conductor made no plan. `reason`: down | slow | unparseable | refused | cost. `billable` says whether the call
+    may have cost money: not if it never left, or got an error status. `upstream_status`: that status."""
 
     status, type, code = 502, "upstream_error", "conductor_unavailable"
 

@@ -7,7 +7,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,13 @@ from tests.faults.checker import READY_S
 from tests.faults.client import QUESTION, Client
 from tests.faults.site import Gateway, Site
 from tests.faults.test_batches import ended, line, made, sdk_of
-from tests.faults.upstream import Bill, Upstream, completion, good, usage
+from tests.faults.upstream import Bill, Upstream, chunk, good, usage
 from tests.faults.witness import at_rest, balances
 from tests.sizes import report_row, sized
-from tests.upstreams.server import Reply, json_reply
+from tests.upstreams.server import EVENTS, Reply, event
 from tests.waiting import BOUND_S, until
 
-WORTH, ASKED = sized(small=6, ci=20, long=20), sized(small=40, ci=200, long=200)
+WORTH, ASKED = 20, sized(small=50, ci=200, long=200)
 FORMS = ("named", "stream", "responses", "messages", "rule", "conductor", "vote", "cascade", "org", "user", "session")
 LATER = ("batch", "background")
 USED_MIN = 0.8
@@ -61,8 +61,13 @@ async def planned(upstream: Upstream, bill: Bill) -> Reply:
     """A good worker that plans if it is asked for a plan."""
     if "response_format" not in bill.body:
         return await good(upstream, bill)
-    bill.completion_tokens = 30
-    return json_reply(completion(json.dumps(PLAN), usage(bill)))
+    bill.prompt_tokens, bill.completion_tokens = len(json.dumps(bill.body)) // 4, 150
+    return Reply(headers=EVENTS, pieces=_plan(bill))
+
+
+async def _plan(bill: Bill) -> AsyncGenerator[bytes, None]:
+    yield event(chunk({"content": json.dumps(PLAN)}))
+    yield event(chunk({}, "stop")) + event({**chunk({}), "choices": [], "usage": usage(bill)}) + event("[DONE]")
 
 
 def request_of(form: str) -> tuple[str, dict[str, Any], dict[str, str]]:
@@ -145,7 +150,7 @@ async def in_a_batch(here: Site, gateway: Gateway) -> tuple[Sent, int, int]:
     cost, sent = await price(here, gateway, "named"), Sent()
     await here.new_key()
     async with sdk_of(here, gateway) as sdk:
-        lines = [line(f"line-{n}", "Say something.", max_tokens=16) for n in range(ASKED // 4)]
+        lines = [line(f"line-{n}", "Say something.", max_tokens=16) for n in range(2 * WORTH)]
         usd = {"x-baton-max-cost-usd": f"{WORTH * cost / 1e9:.9f}"}
         batch = await ended(sdk, await made(sdk, lines, extra_headers=usd))
         assert batch.request_counts is not None
@@ -168,7 +173,7 @@ async def in_the_background(here: Site, gateway: Gateway) -> tuple[Sent, int, in
             return str(response.status)
 
         async with asyncio.timeout(2 * BOUND_S):
-            sent.statuses = Counter(await asyncio.gather(*(one() for _ in range(ASKED // 4))))
+            sent.statuses = Counter(await asyncio.gather(*(one() for _ in range(2 * WORTH))))
         sent.done = [0.0] * sent.statuses["completed"]
     await until(lambda: at_rest(here), BOUND_S)
     return sent, cost, await spent(here, scope)

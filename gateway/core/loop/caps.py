@@ -120,6 +120,8 @@ class Meter:
     drawn_tokens: int = 0
     grow: Grow | None = None  # enlarges the hold until so much is left, if the cap and the budgets allow it
     room_nano: int = 0  # what the budgets had beside the hold when they were last asked
+    answer_nano: int = 0  # what the shortest answer may cost, which planning leaves
+    plan_tokens: int = 0  # of the latest planning prompt
     short: bool = False  # whether they had less than was asked for
 
     @property

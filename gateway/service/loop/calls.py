@@ -36,7 +36,7 @@ from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol
 from gateway.service.loop.bodies import PromptSize, size_in_bytes, worst_case
-from gateway.service.loop.charges import PACE, Paces, charge, counted_usage, rough_usage, silent_usage
+from gateway.service.loop.charges import PACE, Paces, charge, counted_usage, ended_usage, rough_usage, silent_usage
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import Clock, TokenCount, TokenCounter, Toolboxes, WorkerCall, Workers
 
@@ -62,7 +62,6 @@ class NoToolboxes:
     """`Toolboxes` of workers among which none is of kind mcp."""
 
     def tools(self, worker: WorkerSpec, revision: str) -> tuple[Tool, ...]:
-        """No tools."""
         return ()
 
 
@@ -192,8 +191,8 @@ class StepCall:
         return reply.body if self._mender is None else self._mender.body(reply.body)
 
     async def stream(self, pass_on: PassOn) -> Mapping[str, Any]:
-        """The reply as it is produced: each chunk is passed on before the next is read, and nothing is tried again
-        after the first. Raises as `complete`."""
+        """The reply as it comes: each chunk is passed on before the next is read, and nothing is tried again after the
+        first. Raises as `complete`."""
         chunk, chunks = await self._attempted(self._first_chunk)
         self._named = identity_in(chunk or {}, self._run.spec.model)
         usage: Usage | None = None
@@ -229,8 +228,6 @@ class StepCall:
             self.collected.add(chunk["choices"])
             self.collected.about(chunk)
         return chunk
-
-    # ------------------------------------------------------------ draw, announce, call, settle
 
     async def _attempted(self, leave: Callable[[WorkerCall], Awaitable[T]]) -> T:
         """What `leave` returns on the first attempt that works. Its draw is still open then: the caller settles it.
@@ -275,10 +272,11 @@ class StepCall:
 
     async def _announce(self) -> None:
         """Put the dispatch on disk. Raises SpoolFull."""
+        now_us, step, worker = self._calls.clock.now_us(), step_id(self._run), self._run.spec.name
         try:
-            now_us, step, worker = self._calls.clock.now_us(), step_id(self._run), self._run.spec.name
-            nano, attempt = self._worst.nano, self._run.dispatches
-            await self._loop.announce(now_us, step, worker, nano, attempt, calls=int(self._counts))
+            await self._loop.announce(
+                now_us, step, worker, self._worst.nano, self._run.dispatches, calls=int(self._counts)
+            )
         except BaseException:  # boundary: whatever kept the dispatch from the disk, the call has not left
             self._settle(NO_CHARGE)
             raise
@@ -310,15 +308,12 @@ class StepCall:
         return record
 
     async def _settle_begun(self, so_far: ReplyBuilder, error: BaseException) -> None:
-        """Settle a reply that broke off: at what came of it; at its tokens where the worker ended it, and no reply was
-        in it; at an estimate of what the worker did where it said nothing."""
+        """Settle a reply that broke off: at what came of it, at what its worker ended it with, else at an estimate."""
         if self._open and so_far.started:
             self.collected = so_far
             await self._settle_counted(rough_usage(self._body, so_far.body()), so_far.body())
         elif isinstance(error, UpstreamError) and error.tokens is not None:
-            prompt = min(error.tokens[0], self._bound.prompt_tokens_max)
-            reply = min(error.tokens[1], max(0, self._worst.tokens - prompt))
-            self._settle(Usage(prompt, reply, estimated=True), "bytes")
+            self._settle(ended_usage(error.tokens, self._bound), "bytes")
         else:
             await self._settle_silent()
 
@@ -329,21 +324,19 @@ class StepCall:
         ends before it has counted, bytes do. `by`: what made the reply's tokens, if neither did."""
         how = by or ("bytes" if usage is not None and usage.unreported else None)
         try:
-            if usage is not None and usage.unreported and self._open:
-                tokens, spec = self._calls.tokens, self._run.spec
-                if counted := await counted_usage(tokens, spec, self._body, reply, self._bound.prompt_tokens_max):
-                    usage = replace(counted, completion_tokens=usage.completion_tokens) if by else counted
-                    how = by or "tokenizer"
+            asked = self._calls.tokens, self._run.spec, self._body, reply, self._bound
+            if usage is not None and usage.unreported and self._open and (counted := await counted_usage(*asked)):
+                usage = replace(counted, completion_tokens=usage.completion_tokens) if by else counted
+                how = by or "tokenizer"
         finally:
             self._settle(usage, how, bill_nano)
 
     async def _settle_silent(self) -> None:
-        """Settle a call of which nothing came back: at an estimate of what the worker did, in full where its price is
-        not by tokens."""
+        """Settle a call of which nothing came back: at an estimate, in full where its price is not by tokens."""
         if not self._open or self._loop.endpoint in TASK_FIELDS:
             return self._settle(None)
-        took_s, prompt_max = (self._calls.clock.now_us() - self._started_us) / 1e6, self._bound.prompt_tokens_max
-        usage = silent_usage(self._run.spec, self._body, self._calls.paces, took_s, prompt_max)
+        took_s = (self._calls.clock.now_us() - self._started_us) / 1e6
+        usage = silent_usage(self._run.spec, self._body, self._bound, self._calls.paces, took_s)
         await self._settle_counted(usage, {}, by=PACE)
 
     def _settle(self, usage: Usage | None, counted_by: str | None = None, bill_nano: int | None = None) -> None:
@@ -377,7 +370,7 @@ class StepCall:
             self._loop.tree.templates.learn(name, shape, usage.prompt_tokens, self._bound.prompt_tokens_max)
 
     def _worker_call(self) -> WorkerCall:
-        """The call, with the time that is left. Raises DeadlineExceeded where none is."""
+        """The call. Raises DeadlineExceeded where no time is left."""
         loop, run = self._loop, self._run
         left_s = loop.tree.deadline_s - self._calls.clock.monotonic_s()
         if left_s <= 0:

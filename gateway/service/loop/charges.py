@@ -57,11 +57,17 @@ class Paces:
         return max(1, round(max(usual.tokens, usual.tokens / max(usual.seconds, 0.001) * seconds)))
 
 
-def silent_usage(spec: WorkerSpec, body: Mapping[str, Any], paces: Paces, seconds: float, prompt_max: int) -> Usage:
+def ended_usage(tokens: tuple[int, int], worst: WorstCase) -> Usage:
+    """The usage of a call that its worker ended without a reply, at these tokens of prompt and reply."""
+    prompt = min(tokens[0], worst.prompt_tokens_max)
+    return Usage(prompt, min(tokens[1], max(0, worst.draw.tokens - prompt)), estimated=True)
+
+
+def silent_usage(spec: WorkerSpec, body: Mapping[str, Any], worst: WorstCase, paces: Paces, seconds: float) -> Usage:
     """The usage of an attempt of which nothing came back in so many seconds; its prompt by bytes."""
     reply = min(output_bound(body), paces.tokens(spec.name, seconds) * choices_in(body))
     rough = rough_usage(body, {})
-    return Usage(min(rough.prompt_tokens, prompt_max), reply, estimated=True, unreported=True)
+    return Usage(min(rough.prompt_tokens, worst.prompt_tokens_max), reply, estimated=True, unreported=True)
 
 
 def rough_usage(body: Mapping[str, Any], reply: Mapping[str, Any]) -> Usage:
@@ -72,12 +78,12 @@ def rough_usage(body: Mapping[str, Any], reply: Mapping[str, Any]) -> Usage:
 
 
 async def counted_usage(
-    tokens: TokenCounter, spec: WorkerSpec, body: Mapping[str, Any], reply: Mapping[str, Any], prompt_max: int
+    tokens: TokenCounter, spec: WorkerSpec, body: Mapping[str, Any], reply: Mapping[str, Any], worst: WorstCase
 ) -> Usage | None:
     """Usage by the worker's tokenizer, neither count above what the draw holds. None: it has no tokenizer."""
     prompt = request_text({**spec.params, **body})
     answer = reply_text(choice.get("message") or {} for choice in reply.get("choices") or ())
-    answer_max = output_bound(body)
+    answer_max, prompt_max = output_bound(body), worst.prompt_tokens_max
     prompt_tokens = await tokens.count(spec, prompt.texts, prompt_max)
     answer_tokens = None if prompt_tokens is None else await tokens.count(spec, answer.texts, answer_max)
     if prompt_tokens is None or answer_tokens is None:

@@ -221,8 +221,6 @@ class StepRunner:
             run.record.lowered = {"asked": run.wanted_tokens, "max_tokens": bound, "by": by}
         return calls
 
-    # ------------------------------------------------------------ in one piece
-
     async def _calls(
         self, loop: Loop, run: StepRun, bodies: Sequence[dict[str, Any]], saw: Saw
     ) -> list[Mapping[str, Any]]:
@@ -267,8 +265,6 @@ class StepRunner:
         if wrong := _problems(loop, run.body):
             raise _invalid(run, wrong)
         return run.body
-
-    # ------------------------------------------------------------ streamed
 
     async def _streamed(self, loop: Loop, run: StepRun, body: dict[str, Any], saw: Saw) -> Mapping[str, Any]:
         """Stream the reply. Where a shape was promised, no choice ends before all choices are checked."""

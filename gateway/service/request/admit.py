@@ -16,18 +16,14 @@ from gateway.core.log.events import Event, uuid7
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.log.spans import HEADER, traceparent_of
 from gateway.core.loop.caps import Caps, Meter
-from gateway.core.loop.shown import CONVERSATION_CHARS_MAX
-from gateway.core.money.amounts import NANO_MAX, nano_to_usd, worst_case_nano
 from gateway.core.money.ledger import Hold, Scope, budget_exceeded, scopes_of
 from gateway.core.money.sessions import Session, SessionRequest, session_spent
-from gateway.core.money.templates import Templates
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.structured import shape_of
 from gateway.core.openai.tasks.replies import logged_params
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import Price, pool_hash
 from gateway.errors import (
-    BadRequest,
     BatonError,
     BudgetExceeded,
     BudgetHeld,
@@ -35,10 +31,8 @@ from gateway.errors import (
     DeadlineExceeded,
     MoneyUnavailable,
 )
-from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, without_spare
 from gateway.service.loop.conducting import looks_worth
 from gateway.service.loop.routers import (
-    VOTERS,
     CascadeRouter,
     CheckedRouter,
     FixedPlanner,
@@ -50,14 +44,10 @@ from gateway.service.money.funds import Funds, Purse, Wish
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.request import Clock, Embedder, Journal
 from gateway.service.request.catalog import Choice, Shares
-from gateway.service.request.fitting import Sizes, asked_tokens, asked_workers, call_nano, is_bounded
+from gateway.service.request.fitting import Sizes, Sizing
 from gateway.service.request.running import Kept, Progress, RateEntry, Reservation, Running
 
 PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-"}  # of ids; others begin with their name
-PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
-QUOTED_TOKENS_BOUND = 4 * CONVERSATION_CHARS_MAX  # of the conversation in it
-WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
-AMPLE_TOKENS = 4_096  # of a reply whose length the request leaves open
 CALLS = ":calls"  # ends the id of a hold on a session's calls
 CALLS_PER_ATTEMPT = 2  # of a named worker: a reply without all its choices is asked for the rest
 ROUNDS_OF = {
@@ -67,7 +57,6 @@ ROUNDS_OF = {
     CascadeRouter: 2,
     CheckedRouter: 1,
 }  # of routers: no more, and no fewer
-SIDE_BY_SIDE = {VoteRouter: VOTERS, CascadeRouter: 2}  # calls of routers that begin at once; 1 of others
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +126,7 @@ class Admission:
         self._embedder = embedder
         self._clock = clock
         self._policies = policies
-        self._templates = Templates()
+        self.sizing = Sizing(policies.planning_price, policies.planning_tokens_max)
         self._pick = pick  # the policy version that plans a request, by its id
 
     def record(
@@ -186,7 +175,7 @@ class Admission:
     ) -> Reservation:
         """Reserve the worst case of one answer in every scope, or in none; in a session its calls too. Raises
         CapReached, BudgetExceeded, BudgetHeld or MoneyUnavailable."""
-        wish = self.bounds(choice, caps, sizes, context.chat)
+        wish = self.sizing.wish(choice, caps, sizes, context.chat)
         scopes: Sequence[Scope] = (
             *scopes_of(context.principal, record.end_user, self._clock.now()),
             *context.scopes,
@@ -199,7 +188,7 @@ class Admission:
             if session is not None:
                 return await self._hold_in(session, record, caps, self._calls(choice, caps), wish, scopes, lease_s)
             money = await self.funds.hold(record.id, wish, scopes, lease_s)
-            return Reservation(money, HoldRecord(self._journal, self._held(money, record.id)), caps)
+            return Reservation(money, HoldRecord(self._journal, self._held(money, record.id)), caps, wish.least)
         except (MoneyUnavailable, asyncio.CancelledError):  # it may be granted yet
             if context.kept is None:  # else it is asked for again under its id
                 self._budgets.forsake(record.id)
@@ -232,7 +221,7 @@ class Admission:
             raise session_spent(session, refused.scope, left, needed, held=held) from None
         caps = replace(caps, calls=min(caps.calls, calls.granted_nano))
         written = HoldRecord(self._journal, self._held(money, record.id), self._held(calls, None))
-        return Reservation(money, written, caps, calls, calls_wanted, session)
+        return Reservation(money, written, caps, wish.least, calls, calls_wanted, session)
 
     def _held(self, hold: Hold, rollout_id: str | None) -> Event:
         """The journal's event of a hold, as large as it is now. `rollout_id` None: it is of no rollout's money."""
@@ -284,39 +273,6 @@ class Admission:
             why = await self.at_the_end(CapReached(record.capped, ""), reserved, meter)
             record.caps |= {"capped_by": why.message} if why.message else {}
 
-    def bounds(self, choice: Choice, caps: Caps, sizes: Sizes, chat: ChatRequest) -> Wish:
-        """What a request holds before it begins: one answer of the length that it asks for, of the cheapest workers
-        that may give it, and the planning before it. Raises CapReached where the cap on cost does not buy an answer."""
-        workers = asked_workers(choice)
-        if not workers:
-            raise BadRequest(f"pool `{choice.pool}` has no model worker for this key", param="model", code="empty_pool")
-        planning, body = self._planning_nano(choice, sizes), {"messages": chat.messages, **chat.params}
-        if chat.endpoint == "chat":
-            sizes = {one.name: without_spare(self._templates, one, body, sizes[one.name]) for one in workers}
-
-        def calls_nano(most: int | None) -> int:
-            """Of all calls that the planner makes side by side, with at most so many tokens each."""
-            tokens = {spec.name: asked_tokens(spec, chat) for spec in workers}
-            nanos = [call_nano(spec, sizes, min(tokens[spec.name], most or NANO_MAX), chat) for spec in workers]
-            return sum(sorted(nanos)[: SIDE_BY_SIDE.get(type(choice.planner), 1)])
-
-        least = max(1, planning + calls_nano(OUTPUT_TOKENS_MIN))
-        if least > caps.cost_nano:
-            left, needed = nano_to_usd(caps.cost_nano), nano_to_usd(least)
-            raise CapReached("cost", f"any answer could cost ${needed}; the cap is ${left}")
-        most = min(caps.cost_nano, max(least, planning + calls_nano(None)))
-        if is_bounded(chat):
-            return Wish(most, most, least)
-        return Wish(most, min(most, max(least, planning + calls_nano(AMPLE_TOKENS))), least)
-
-    def _planning_nano(self, choice: Choice, sizes: Sizes) -> int:
-        """The worst case of one planning call."""
-        if choice.planner.name not in ("conductor", "auto"):
-            return 0
-        shown = min(max(size.tokens_max for size in sizes.values()), QUOTED_TOKENS_BOUND)
-        prompt_bound = 3 * shown + PROMPT_TOKENS_BOUND + WORKER_LINE_TOKENS_BOUND * len(choice.workers)
-        return worst_case_nano(self._policies.planning_price, prompt_bound, self._policies.planning_tokens_max)
-
     def _rounds(self, choice: Choice, context: RequestContext) -> int:
         """The plans of a request that asks for no number: as many as are worth their price. A stream has the reply as
         it is written, and so one plan, unless its client follows what goes on before it."""
@@ -334,13 +290,13 @@ class Admission:
             draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
             draw.shuffle(workers)
         planner, explore = self._policies.shares.planner_of(choice, record, draw)
-        meter = Meter(record.hold_nano, caps)
+        meter = Meter(record.hold_nano, caps, answer_nano=reserved.answer_nano)
         meter.grow = Purse(self.funds, reserved.money, meter, record, reserved.record, self._held).grow
         deadline_s, slots = self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel)
         listener = running.tell if context.progress != "off" else no_listener
         calls_id = None if reserved.calls is None else reserved.calls.id
         tree = Tree(meter, record.id, deadline_s, slots, reserved.record, calls_id, listener)
-        tree.summaries.workers, tree.templates = choice.summarizers, self._templates
+        tree.summaries.workers, tree.templates = choice.summarizers, self.sizing.templates
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
         rounds = ROUNDS_OF.get(type(planner)) or context.rounds or max(self._rounds(choice, context), trained)

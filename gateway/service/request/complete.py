@@ -101,7 +101,7 @@ class Completer:
         self._shortlist = shortlist
         self._looks = looks
         self._admission = Admission(budgets, journal, embedder, clock, policies, pick)
-        self._fitter = Fitter(self._shortlisted, rounds.tokens, self._admission.bounds, held)
+        self._fitter = Fitter(self._shortlisted, rounds.tokens, self._admission.sizing.wish, held)
         self._owned: set[asyncio.Task[None]] = set()
 
     @property
@@ -278,6 +278,7 @@ class Completer:
         record = running.record
         close_record(record, self._clock.now_us())
         record.cost_nano = loop.tree.meter.spent_nano
+        self._admission.sizing.planned(record.pool_name, loop.tree.meter.plan_tokens)
         if running.error is not None:
             running.error = await self._admission.at_the_end(running.error, running.reserved, loop.tree.meter)
             record.error = running.error.body()["error"]
