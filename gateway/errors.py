@@ -364,7 +364,7 @@ class UpstreamProtocol(UpstreamError):
 
 
 class ConductorError(BatonError):
-    """The conductor made no plan. `reason`: down | slow | unparseable | refused | cost. `billable` says whether the call
+    """The conductor made no plan. `reason`: down | slow | unparseable | refused | cost. `billable`: whether the call
     may have cost money: not if it never left, or got an error status. `upstream_status`: that status."""
 
     status, type, code = 502, "upstream_error", "conductor_unavailable"

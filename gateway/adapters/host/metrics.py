@@ -64,6 +64,12 @@ class PrometheusMetrics:
             "worker_attempts", "Attempts at workers, by outcome: ok, or the error's code", "worker", "outcome"
         )
         self._retries = self._counter("worker_retries", "Attempts after the first of a call", "worker")
+        self._estimates = self._counter(
+            "usage_estimates",
+            "Attempts that were not charged by the worker's own count, by what counted",
+            "worker",
+            "by",
+        )
         self._tokens = self._counter("tokens", "Tokens of worker calls", "worker", "kind")
         self._plan_seconds = self._histogram("plan_seconds", "One planning call of the conductor", SECONDS)
         self._refusals = self._counter("plans_refused", "Conductor plans not used, by reason", "reason")
@@ -219,7 +225,10 @@ class PrometheusMetrics:
         if step.started_us:  # else it never began
             self._of(self._step_seconds, step.worker).observe(max(0, step.finished_us - step.started_us) / 1e6)
         for attempt in step.attempts:
-            self._of(self._attempts, attempt.worker or step.worker, _outcome(attempt.error)).inc()
+            worker = attempt.worker or step.worker
+            self._of(self._attempts, worker, _outcome(attempt.error)).inc()
+            if attempt.counted_by:
+                self._of(self._estimates, worker, attempt.counted_by).inc()
         if own := sum(attempt.worker is None for attempt in step.attempts):
             self._of(self._retries, step.worker).inc(own - 1)
         if step.child_rollout_id is not None:

@@ -56,6 +56,7 @@ local function sizes()
   return redis.call('HLEN', POSTED) .. ' ' .. redis.call('HLEN', HELD) .. ' ' .. redis.call('ZCARD', OPEN)
 end
 
+local IDLE_S = OP == 'starts' and redis.pcall('OBJECT', 'IDLETIME', EPOCH) -- since another call looked
 local stored = redis.call('HMGET', EPOCH, 'epoch', 'run', 'sizes', 'gen', 'loading', 'format')
 local GEN = stored[4] or stored[5]
 local LOST = false -- whether a hash was not there that must be
@@ -349,11 +350,17 @@ end
 -- rebuilt, the caller joins it instead.
 local rebuild = {}
 
+-- What a gateway asks before it counts here. The balances of another format are of gateways that live if somebody looked
+-- at them a moment ago.
+function rebuild.starts()
+  if eviction() then
+    return { 'evicts', eviction() }
+  end
+  return format() ~= FORMAT and { 'format', format(), tonumber(IDLE_S) or 0 } or { 'ok' }
+end
+
 function rebuild.join()
   local current = epoch()
-  if format() ~= FORMAT then
-    return { 'format', format() }
-  end
   return eviction() and { 'evicts', eviction() } or current and { 'ok', current } or { 'none' }
 end
 

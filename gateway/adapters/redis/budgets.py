@@ -16,7 +16,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -43,7 +43,9 @@ _AT_ONCE = 500  # scopes or holds a call, so that no call blocks Redis for long
 _ON_A_HOLD = frozenset({"hold", "grow", "settle"})
 _OPEN_MAX = 100_000  # holds and settlements remembered for a rebuild; far more than one process has in flight
 _IS_OPEN, _UNKNOWN = -1, -2
+FORMAT_S = 4.0  # every gateway looks at its balances twice a second
 _REBUILDING = "the budget store was restarted or emptied and is rebuilding from the ledger"
+Sleep = Callable[[float], Awaitable[None]]
 T = TypeVar("T")
 
 
@@ -73,15 +75,20 @@ class RedisBudgets:
         self._settled: dict[str, Settlement] = {}  # not yet known to be in the ledger
         self._late: dict[str, Settlement] = {}  # that the store did not take in time
 
-    async def check(self) -> None:
-        """Raises ConfigError if the store may remove balances when its memory is full. A store that is away is checked
-        before its balances are used."""
-        try:
-            reply = await self._script([*self._keys, self._hold_prefix], ["join", ""])
-        except RedisAway:
-            return
-        if reply[0] == b"evicts":
-            raise ConfigError(f"REDIS_URL: {evicts(reply[1].decode())}")
+    async def check(self, sleep: Sleep = asyncio.sleep) -> None:
+        """Raises ConfigError if the store may remove balances when its memory is full, and while gateways of a version
+        use it whose script keeps them in another form. A store that is away is checked before its balances are used."""
+        for pause_s in (FORMAT_S, 0.0):
+            try:
+                status, *rest = await self._script([*self._keys, self._hold_prefix], ["starts", ""])
+            except RedisAway:
+                return
+            if status == b"evicts":
+                raise ConfigError(f"REDIS_URL: {evicts(rest[0].decode())}")
+            if status != b"format" or rest[1] >= FORMAT_S - 1:
+                return
+            await sleep(pause_s)  # meanwhile the others look, if they live
+        raise ConfigError(f"REDIS_URL: {other_format(rest[0].decode())}")
 
     async def server(self) -> str:
         _, run_id = await self._run("server")
@@ -311,6 +318,14 @@ class RedisBudgets:
                 self._epoch = b""
             raise _unavailable(_REBUILDING)
         return reply
+
+
+def other_format(found: str) -> str:
+    """What is wrong with a store that gateways of another version use."""
+    return (
+        f"gateways of another version keep their balances in it, in form {found}: stop all of them, then start this "
+        "version; the balances are rebuilt from the ledger"
+    )
 
 
 def evicts(policy: str) -> str:

@@ -50,12 +50,14 @@ def price_of(spec: WorkerSpec) -> Price:
     return spec.price
 
 
-def wanted_tokens(loop: Loop, spec: WorkerSpec, answers: bool) -> int:
-    """The output that is wanted of a step: the client's own bound of the step that answers, else the worker's."""
+def wanted_tokens(loop: Loop, run: StepRun, answers: bool) -> int:
+    """The output that is wanted of a step: the client's own bound where its reply may be the answer, as a voter's may,
+    else the worker's."""
     if loop.endpoint == "completions":
         return int(loop.params.get("max_tokens", TOKENS_DEFAULT))
-    bounds = [loop.params.get(name) for name in ("max_completion_tokens", "max_tokens")] if answers else []
-    return next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
+    may_answer = answers or (run.step.task is None and run.step.verify is None)
+    bounds = [loop.params.get(name) for name in ("max_completion_tokens", "max_tokens")] if may_answer else []
+    return next((bound for bound in bounds if bound is not None), run.spec.output_tokens_max)
 
 
 def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], answers: bool) -> dict[str, Any]:
@@ -73,14 +75,13 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     hosted, lacking = loop.hosted.for_worker(spec.hosted) if answers else ({}, [])
     run.left_out = [*changes, *sorted(others), *lacking]
     bounds = [params.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
-    wanted = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
     wants_newer = bounds[0] or "max_completion_tokens" in spec.params or model_of(spec).completion_tokens
     newer = wants_newer and "max_completion_tokens" not in spec.cannot
     name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
     messages = for_worker(messages, spec.origin)
     messages = messages if takes_media_in_results(spec) else with_results_as_text(messages)
     sent = _with_cache(spec, {"messages": messages})
-    body = {**params, **sent, name: min(wanted, spec.output_tokens_max)}
+    body = {**params, **sent, name: min(wanted_tokens(loop, run, answers), spec.output_tokens_max)}
     body = body if model_of(spec).custom_tools else custom_as_functions(body)
     tools = [*body.get("tools", ()), *hosted.get("tools", ())]
     return {**body, **hosted, "tools": tools} if hosted else body

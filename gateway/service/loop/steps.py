@@ -111,7 +111,7 @@ class StepRunner:
             return await self._tools.step(loop, run, text)
         saw = [(step.handle, step.task or "", step.reply) for step in seen]
         body = step_body(loop, run, messages, answers)
-        run.wanted_tokens = wanted_tokens(loop, run.spec, answers)
+        run.wanted_tokens = wanted_tokens(loop, run, answers)
         checks = answers and loop.shape is not None
 
         async def fit(behind: Sequence[dict[str, Any]]) -> Messages:
