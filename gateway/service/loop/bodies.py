@@ -24,7 +24,7 @@ from gateway.core.money.templates import Templates, shape_of_prompt
 from gateway.core.money.units import units_nano
 from gateway.core.openai.chat import FIELDS, HINTS, Endpoint, choices_in
 from gateway.core.openai.options import custom_as_functions
-from gateway.core.openai.parts import media_kinds, with_results_as_text, without_cache_control
+from gateway.core.openai.parts import caches_an_hour, media_kinds, with_results_as_text, without_cache_control
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import most_units
@@ -134,7 +134,8 @@ def worst_case(
         draw = task_worst(spec, loop.endpoint, body, size)
         return WorstCase(draw, size.tokens_max)
     price, choices = price_of(spec), choices_in(body)
-    media, size = carries_media(body), without_spare(loop.tree.templates, spec, body, size)
+    media, hour = carries_media(body), price.has_hours and caches_an_hour({**spec.params, **body})
+    size = without_spare(loop.tree.templates, spec, body, size)
     if loop.endpoint == "embeddings":  # no output
         tokens = size.tokens if size.context_tokens is not None else size.tokens_max // BYTES_PER_TOKEN
         return WorstCase(Draw(worst_case_nano(price, size.tokens_max, 0, media=media), tokens), size.tokens_max)
@@ -142,7 +143,7 @@ def worst_case(
     meter = loop.tree.meter
     left_nano = (meter.left_nano if held else meter.reach_nano) // share
     rooms = {
-        "cost": output_tokens_that_fit(price, size.tokens_max, left_nano, media=media) // choices,
+        "cost": output_tokens_that_fit(price, size.tokens_max, left_nano, media=media, hour=hour) // choices,
         "tokens": (meter.left_tokens // share - size.tokens) // choices,
         "context": context_room(spec, size) if loop.endpoint == "chat" else body[name],
     }
@@ -154,7 +155,7 @@ def worst_case(
     lowered = rooms[by] < body[name]
     body[name] = min(body[name], rooms[by])
     bound = output_bound(body)
-    draw = Draw(worst_case_nano(price, size.tokens_max, bound, media=media), size.tokens + bound)
+    draw = Draw(worst_case_nano(price, size.tokens_max, bound, media=media, hour=hour), size.tokens + bound)
     return WorstCase(draw, size.tokens_max, by if lowered else None)
 
 

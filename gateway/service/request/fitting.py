@@ -90,7 +90,7 @@ async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, 
 
 def _fits(spec: WorkerSpec, bytes_bound: int, caps: Caps, chat: ChatRequest) -> bool:
     """Whether a prompt of so many tokens leaves room in a worker's context, and an answer in the cap on cost."""
-    dear = worst_case_nano(price_of(spec), bytes_bound, OUTPUT_TOKENS_MIN, media=chat.has_media)
+    dear = _worst(spec, bytes_bound, OUTPUT_TOKENS_MIN, chat)
     return dear <= caps.cost_nano and bytes_bound + OUTPUT_TOKENS_MIN <= spec.context_tokens
 
 
@@ -99,11 +99,10 @@ def call_nano(spec: WorkerSpec, sizes: Sizes, output_bound: int, chat: ChatReque
     called once for each choice."""
     if chat.endpoint in TASK_FIELDS:
         return task_worst(spec, chat.endpoint, chat.params, sizes[spec.name]).nano
-    price, choices = price_of(spec), chat.choices
-    input_bound = sizes[spec.name].tokens_max + len(texts_beside(spec.params))
+    input_bound, choices = sizes[spec.name].tokens_max + len(texts_beside(spec.params)), chat.choices
     if "n" in spec.cannot:
-        return choices * worst_case_nano(price, input_bound, output_bound, media=chat.has_media)
-    return worst_case_nano(price, input_bound, output_bound * choices, media=chat.has_media)
+        return choices * _worst(spec, input_bound, output_bound, chat)
+    return _worst(spec, input_bound, output_bound * choices, chat)
 
 
 def is_bounded(chat: ChatRequest) -> bool:
@@ -173,6 +172,12 @@ class Sizing:
         prompt = 3 * shown + PROMPT_TOKENS_BOUND + WORKER_LINE_TOKENS_BOUND * len(choice.workers)
         prompt = min(prompt, self._plans.get(choice.pool, prompt))
         return worst_case_nano(self._price, prompt, min(tokens_max, self._plan_max))
+
+
+def _worst(spec: WorkerSpec, input_bound: int, output_bound: int, chat: ChatRequest) -> int:
+    price = price_of(spec)
+    hour = price.has_hours and chat.caches_an_hour
+    return worst_case_nano(price, input_bound, output_bound, media=chat.has_media, hour=hour)
 
 
 def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Caps) -> Choice:
