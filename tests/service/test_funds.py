@@ -277,3 +277,23 @@ async def test_a_plain_completion_asks_for_its_money_once(
     monkeypatch.setattr(kit.budgets, "grow", lambda *asked: grown.append(asked))
     await kit.serve(ask(model="alpha", **fields))
     assert grown == []
+
+
+async def test_a_planner_that_overruns_is_bounded_by_its_draw_and_the_router_answers() -> None:
+    """It writes on for 200,000 characters and is no plan; what it is charged leaves the answer its money."""
+    kit = Kit(("no plan " * 25_000,), {"alpha": Says("answered", usage=USAGE), "beta": Says("answered", usage=USAGE)})
+    running = await kit.serve(ask(**SHORT))
+    planned = running.record.rounds[0]
+    drawn = next(e.payload["bound_nano"] for e in kit.journal.of_kind("dispatch") if e.payload["worker"] == "conductor")
+    assert await kit.text(running) in ("answered", "ok")
+    assert running.record.fallback in ("conductor_unparseable", "conductor_not_json")
+    assert 0 < planned.cost_nano <= drawn
+    assert planned.completion_tokens <= 512  # as many as it was asked for
+
+
+async def test_money_for_an_answer_and_not_for_a_plan_too_is_the_rules() -> None:
+    kit = Kit(workers={name: Says("answered", usage=USAGE) for name in ("alpha", "beta", "gamma")})
+    running = await kit.serve(ask(**SHORT), keyed(1_000_000))
+    assert await kit.text(running) == "answered"
+    assert (running.record.fallback, running.record.rounds[0].cost_nano) == ("conductor_cost", 0)
+    assert running.record.cost_nano == 20_000
