@@ -262,9 +262,9 @@ async def test_a_wild_report_is_cut_to_a_few_times_what_could_be_asked() -> None
 
 
 async def test_thinking_beside_max_tokens_is_charged_in_full() -> None:
-    kit = Kit(workers={"alpha": Says("x", usage=Usage(10, 200))})
-    cost, held = await cost_and_hold(kit, ask(model="alpha", **SHORT))
-    assert cost == 10 * 1_000 + 200 * 2_000 > held
+    kit = Kit(workers={"alpha": Says("x", usage=Usage(10, 60))})
+    cost, _ = await cost_and_hold(kit, ask(model="alpha", **SHORT))
+    assert cost == 10 * 1_000 + 60 * 2_000 > 16 * 2_000
     assert kit.metrics.records[0].steps[0].attempts[0].counted_by is None
 
 
@@ -297,3 +297,11 @@ async def test_money_for_an_answer_and_not_for_a_plan_too_is_the_rules() -> None
     assert await kit.text(running) == "answered"
     assert (running.record.fallback, running.record.rounds[0].cost_nano) == ("conductor_cost", 0)
     assert running.record.cost_nano == 20_000
+
+
+async def test_a_reply_that_a_budget_made_shorter_costs_no_more_than_was_left() -> None:
+    kit = Kit(workers={"alpha": Says("x", usage=Usage(90, 64))})  # whatever it is asked for
+    running = await kit.serve(ask(model="alpha"), keyed(150_000))
+    (step,) = running.record.steps
+    assert (step.lowered or {})["by"] == "cost"
+    assert (step.attempts[0].counted_by, await kit.posted_nano() <= 150_000) == ("clipped", True)

@@ -1,8 +1,8 @@
 """What an attempt is charged: by the worker's report, by a count, or by an estimate of what a silent worker did.
 
-A report is believed up to OVERRUN_MAX times what the worker could have been asked for, and cut to that beyond it. An
-attempt of which no byte came back is charged its prompt and what the worker usually says, or says in the time that it
-had, if that is more; never more than its draw.
+A report is believed up to OVERRUN_MAX times the bounds of prompt and reply, or a reply as long as any of the worker's,
+and cut to that beyond it. An attempt of which no byte came back is charged its prompt and what the worker usually says,
+or says in the time that it had, if that is more; never more than its draw.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.money.amounts import Usage, cost_nano, nano_to_usd, worst_case_nano
+from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.vendors.usage import billed_usage, reply_text, request_text, text_bytes
 from gateway.core.pool.workers import WorkerSpec
-from gateway.service.loop.bodies import WorstCase, carries_media, output_bound, price_of
+from gateway.service.loop.bodies import WorstCase, output_bound, price_of
 from gateway.service.ports.request import TokenCounter
 
 log = logging.getLogger("gateway")
 BOUND, CLIPPED, PACE = "bound", "clipped", "pace"  # in an attempt's `counted_by`
-OVERRUN_MAX = 4  # of the dearest call that the worker could be asked for; some vendors bill thinking beside max_tokens
+OVERRUN_MAX = 4  # some vendors bill thinking beside max_tokens
 USUAL_TOKENS, USUAL_S = 300.0, 2.0  # of the reply of a worker that has not replied yet
 NEWEST = 0.1  # the weight of the newest reply
 WORKERS_MAX = 4096
@@ -105,22 +105,21 @@ def charge(
     if spec.bills and usage.bill_nano is not None:
         return min(usage.bill_nano, drawn), usage, None
     nano = cost_nano(price_of(spec), usage)
-    return (nano, usage, None) if nano <= drawn else _believed(spec, body, worst, usage, nano)
-
-
-def _believed(
-    spec: WorkerSpec, body: Mapping[str, Any], worst: WorstCase, usage: Usage, nano: int
-) -> tuple[int, Usage, str | None]:
-    """A bill above the draw: in full up to OVERRUN_MAX times the dearest call that the worker could be asked for with
-    this prompt, and no further."""
-    reply_max = max(output_bound(body), spec.output_tokens_max * choices_in(body))
-    dearest = worst_case_nano(price_of(spec), worst.prompt_tokens_max, reply_max, media=carries_media(body))
-    most = max(worst.draw.nano, OVERRUN_MAX * dearest)
-    if nano <= most:
+    if nano <= drawn:
         return nano, usage, None
-    log.warning(
-        "worker %s reported %d + %d tokens, more than %d times what it could be asked for: $%s is charged, not $%s",
-        *(spec.name, usage.prompt_tokens, usage.completion_tokens, OVERRUN_MAX, nano_to_usd(most), nano_to_usd(nano)),
-    )
-    prompt = min(usage.prompt_tokens, worst.prompt_tokens_max)
-    return most, Usage(prompt, min(usage.completion_tokens, OVERRUN_MAX * reply_max), estimated=True), CLIPPED
+    prompt, reply = _most_tokens(spec, body, worst)
+    if usage.prompt_tokens <= prompt and usage.completion_tokens <= reply:
+        return nano, usage, None
+    cut = Usage(min(usage.prompt_tokens, prompt), min(usage.completion_tokens, reply), estimated=True)
+    told = spec.name, usage.prompt_tokens, usage.completion_tokens, cut.prompt_tokens, cut.completion_tokens
+    log.warning("worker %s reported %d + %d tokens, far more than it can have used; %d + %d are charged", *told)
+    return cost_nano(price_of(spec), cut), cut, CLIPPED
+
+
+def _most_tokens(spec: WorkerSpec, body: Mapping[str, Any], worst: WorstCase) -> tuple[int, int]:
+    """The tokens of prompt and reply up to which a report above the draw is believed: of a reply that a budget made
+    shorter, as many as were asked for."""
+    prompt, asked = worst.prompt_tokens_max, output_bound(body)
+    if worst.lowered_by == "cost":
+        return prompt, asked
+    return OVERRUN_MAX * prompt, max(OVERRUN_MAX * asked, spec.output_tokens_max * choices_in(body))

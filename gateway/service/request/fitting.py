@@ -165,8 +165,8 @@ class Sizing:
 
     def _planning_nano(self, choice: Choice, sizes: Sizes, tokens_max: int) -> int:
         """The worst case of one planning call. The prompt counts as long as the pool's latest, if that is shorter than
-        it may be; the hold grows for a longer one."""
-        if choice.planner.name not in ("conductor", "auto"):
+        it may be; the hold grows for a longer one, and where the conductor plans instead of the rule."""
+        if choice.planner.name != "conductor":
             return 0
         shown = min(max(size.tokens_max for size in sizes.values()), QUOTED_TOKENS_BOUND)
         prompt = 3 * shown + PROMPT_TOKENS_BOUND + WORKER_LINE_TOKENS_BOUND * len(choice.workers)
