@@ -33,11 +33,12 @@ from gateway.core.log.redact import Redactor
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.loop.replies.errors import CheckerErrors
+from gateway.core.loop.retries import RetryBudget
 from gateway.core.loop.turns.replanning import DISTANCE_MAX, Replanning
 from gateway.core.pool.workers import Price
 from gateway.service.admin.sessions import Sessions
 from gateway.service.batches.conversations import StoredConversations
-from gateway.service.loop.calls import Calls, RetryBudget
+from gateway.service.loop.calls import Calls
 from gateway.service.loop.conducting import ROUNDS_MOST, ConductorSettings
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
@@ -92,6 +93,7 @@ def pool_of(base: Base) -> PoolParts:
         first.secrets,
         base.secret(b"depth"),
         places=base.services.places,
+        ways=base.ways,
         connections_max=settings.worker_connections_max,
         reply_bytes_max=settings.worker_reply_bytes_max,
         chunk_gap_s_max=settings.worker_idle_s,
@@ -183,7 +185,7 @@ def embedder_of(base: Base, embedding: Embedding | None) -> LocalEmbedder | Http
         return base.closing(LocalEmbedder(embedding))
     url, _, model = settings.embedder.partition("#")
     key, timeout_s = base.referred(settings.embedder_api_key), EMBEDDING_SHARE * settings.experience_timeout_s
-    return base.closing(HttpEmbedder(url, model, key, timeout_s=timeout_s))
+    return base.closing(HttpEmbedder(url, model, key, timeout_s=timeout_s, client=base.client()))
 
 
 def memory_of(base: Base) -> ExperienceMemory:
@@ -296,6 +298,7 @@ def auth_of(base: Base) -> Authenticator:
         cache_s=settings.key_cache_s,
         stale_s=settings.key_stale_s,
         cached_keys_max=settings.key_cache_max,
+        operators=settings.operators,
     )
 
 

@@ -61,9 +61,8 @@ class PrometheusMetrics:
         self._cost = self._counter("cost_usd", "Dollars spent, by worker (`conductor` for planning)", "worker")
         self._steps = self._counter("steps", "Worker calls of plans, by worker and how they ended", "worker", "status")
         self._step_seconds = self._histogram("step_seconds", "One worker call", SECONDS, "worker")
-        self._attempts = self._counter(
-            "worker_attempts", "Attempts at workers, by outcome: ok, or the error's code", "worker", "outcome"
-        )
+        attempts = "Attempts at workers, by outcome: ok, or the error's code"
+        self._attempts = self._counter("worker_attempts", attempts, "worker", "outcome")
         self._retries = self._counter("worker_retries", "Attempts after the first of a call", "worker")
         self._estimates = self._counter(
             "usage_estimates",
@@ -145,12 +144,10 @@ class PrometheusMetrics:
         alerts = "Attempts to send an alert by result, and alerts that were given up"
         self._alerts = self._counter("alerts_out", alerts, "kind", "result")
         self._figures_read = self._gauge("figures_read_seconds", "When the ledger was read last, in Unix seconds")
-        self._loop_lag = self._histogram(
-            "event_loop_lag_seconds", "How late the event loop ran a timer", OVERHEAD_SECONDS
-        )
-        build = self._gauge("build_info", "1 for the version that runs", "version", "python")
-        build.labels(version, platform.python_version()).set(1)
-        self._build_info = build
+        lag = "How late the event loop ran a timer"
+        self._loop_lag = self._histogram("event_loop_lag_seconds", lag, OVERHEAD_SECONDS)
+        self._build_info = self._gauge("build_info", "1 for the version that runs", "version", "python")
+        self._build_info.labels(version, platform.python_version()).set(1)
 
     def _begin_at_zero(self) -> None:
         """Show the series that alerts watch before their first event: `increase` needs a value to increase from."""
@@ -163,6 +160,7 @@ class PrometheusMetrics:
             (self._policy_rollbacks, ("validity", "errors", "outcome", "cost", "refused")),
             (self._dead_letters, ("rollout", "settle", "unknown")),
             (self._damaged, ("torn", "corrupt")),
+            (self._estimates, ("clipped", "pace")),
         ):
             for value in values:
                 counter.labels(value)
@@ -226,10 +224,9 @@ class PrometheusMetrics:
         if step.started_us:  # else it never began
             self._of(self._step_seconds, step.worker).observe(max(0, step.finished_us - step.started_us) / 1e6)
         for attempt in step.attempts:
-            worker = attempt.worker or step.worker
-            self._of(self._attempts, worker, _outcome(attempt.error)).inc()
+            self._of(self._attempts, attempt.worker or step.worker, _outcome(attempt.error)).inc()
             if attempt.counted_by:
-                self._of(self._estimates, worker, attempt.counted_by).inc()
+                self._of(self._estimates, attempt.counted_by).inc()
         if own := sum(attempt.worker is None for attempt in step.attempts):
             self._of(self._retries, step.worker).inc(own - 1)
         if step.child_rollout_id is not None:

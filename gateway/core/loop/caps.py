@@ -8,7 +8,8 @@ fan-out nor depth can exceed the hold. The hold covers one answer at first; `sec
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
@@ -96,6 +97,9 @@ def _positive(name: str, value: Any) -> Any:
     return value
 
 
+KEPT_SHARE = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """The worst case of one attempt: nano-dollars and tokens."""
@@ -123,16 +127,21 @@ class Meter:
     answer_nano: int = 0  # what the shortest answer may cost, which planning leaves
     plan_tokens: int = 0  # of the latest planning prompt
     short: bool = False  # whether they had less than was asked for
+    keepers: int = 0  # child loops under way, while which an answer's part is kept back
+    kept_nano: int = 0  # of what is held
+    kept_reach_nano: int = 0  # of what the cap on cost allows
+    kept_tokens: int = 0
 
     @property
     def left_nano(self) -> int:
         """The nano-dollars that are reserved for the next call."""
-        return self.granted_nano - self.spent_nano - self.drawn_nano
+        return self.granted_nano - self.spent_nano - self.drawn_nano - self.kept_nano
 
     @property
     def reach_nano(self) -> int:
         """The nano-dollars that the next call may cost if the hold grows as far as the cap on cost."""
-        return self.left_nano if self.grow is None else self.caps.cost_nano - self.spent_nano - self.drawn_nano
+        used = self.spent_nano + self.drawn_nano + self.kept_reach_nano
+        return self.left_nano if self.grow is None else self.caps.cost_nano - used
 
     @property
     def known_nano(self) -> int:
@@ -148,7 +157,22 @@ class Meter:
     @property
     def left_tokens(self) -> int:
         """The tokens that the next call may use at most."""
-        return self.caps.tokens - self.tokens - self.drawn_tokens
+        return self.caps.tokens - self.tokens - self.drawn_tokens - self.kept_tokens
+
+    @contextmanager
+    def kept_back(self) -> Iterator[None]:
+        """Keep one call and one part in KEPT_SHARE of what is left, so that a plan which spends all that it may leaves
+        enough for an answer."""
+        if not self.keepers:
+            self.kept_reach_nano, self.kept_tokens = self.reach_nano // KEPT_SHARE, self.left_tokens // KEPT_SHARE
+            self.kept_nano = self.left_nano // KEPT_SHARE if self.grow is None else self.answer_nano
+        self.keepers += 1
+        try:
+            yield
+        finally:
+            self.keepers -= 1
+            if not self.keepers:
+                self.kept_nano = self.kept_reach_nano = self.kept_tokens = 0
 
     def draw(self, draw: Draw) -> None:
         """Reserve one attempt's worst case. Raises CapReached(tokens | cost), and then reserves nothing."""
@@ -161,7 +185,7 @@ class Meter:
 
     def count_call(self) -> None:
         """Count one attempt at a worker. Raises CapReached(calls)."""
-        if self.calls >= self.caps.calls:
+        if self.calls + bool(self.keepers) >= self.caps.calls:
             raise CapReached("calls", f"the request's cap of {self.caps.calls} worker calls is used up")
         self.calls += 1
 

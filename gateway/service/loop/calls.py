@@ -12,7 +12,7 @@ fails everything sees 1.2 times its load and not 3 (Google SRE book, ch. 21, "Ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
@@ -22,26 +22,35 @@ from tenacity import AsyncRetrying, RetryCallState, wait_exponential, wait_rando
 
 from gateway.core.log.rollout import AttemptRecord
 from gateway.core.log.spans import call_traceparent
+from gateway.core.loop.retries import RetryBudget
 from gateway.core.money.amounts import Usage
 from gateway.core.money.details import sum_details
 from gateway.core.money.templates import shape_of_prompt
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.options import custom_names
-from gateway.core.openai.reply import ReplyBuilder, TextChunk, text_piece
+from gateway.core.openai.reply import ReplyBuilder, TextChunk, reply_facts, text_piece
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
-from gateway.core.openai.vendors.mend import Mender
+from gateway.core.openai.vendors.empty import EmptyReply, check_stream, check_whole, speaks
+from gateway.core.openai.vendors.mend import Mender, missing_ends
 from gateway.core.openai.vendors.usage import read_usage
 from gateway.core.pool.identity import identity_in
 from gateway.core.pool.tools import Tool
-from gateway.core.pool.workers import WorkerSpec
+from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol
 from gateway.service.loop.bodies import PromptSize, size_in_bytes, worst_case
-from gateway.service.loop.charges import PACE, Paces, charge, counted_usage, ended_usage, rough_usage, silent_usage
 from gateway.service.loop.state import Loop, StepRun
-from gateway.service.ports.request import Clock, TokenCount, TokenCounter, Toolboxes, WorkerCall, Workers
+from gateway.service.money.charges import PACE, Paces, charge, counted_usage, ended_usage, rough_usage, silent_usage
+from gateway.service.ports.request import (
+    Clock,
+    TokenCount,
+    TokenCounter,
+    Toolboxes,
+    WorkerCall,
+    WorkerReply,
+    Workers,
+)
 
-ATTEMPTS_MAX = 3
-ATTEMPT_S_MIN = 0.05
+ATTEMPTS_MAX, ATTEMPT_S_MIN = 3, 0.05
 T = TypeVar("T")
 Saw = Sequence[tuple[str, str, str]]  # (handle, task, reply text) of each step that the call may see
 PassOn = Callable[[Mapping[str, Any]], Awaitable[None]]  # takes each chunk of a stream that has choices
@@ -49,7 +58,7 @@ Chunks = AsyncGenerator[Mapping[str, Any], None]
 
 
 class NoTokenizer:
-    """`TokenCounter` where no worker has a tokenizer: bytes are good enough."""
+    """`TokenCounter` where no worker has a tokenizer."""
 
     async def count(self, worker: WorkerSpec, texts: Sequence[str], at_most: int) -> int | None:
         return None
@@ -67,29 +76,6 @@ class NoToolboxes:
 
 NO_TOKENIZER, NO_TOOLBOXES = NoTokenizer(), NoToolboxes()
 NO_CHARGE = Usage()  # of a call that cost nothing; a tool's reply without tokens still costs its price a call
-
-
-class RetryBudget:
-    """A token bucket counted in calls: each first attempt adds one, each retry takes `calls_per_retry`.
-
-    Over any run of `n` calls at most `start_retries + n / calls_per_retry` retries are allowed.
-    """
-
-    def __init__(self, *, calls_per_retry: int = 5, start_retries: int = 2, saved_retries_max: int = 10) -> None:
-        self._calls_per_retry = calls_per_retry
-        self._calls_max = saved_retries_max * calls_per_retry
-        self._calls = start_retries * calls_per_retry
-
-    def deposit(self) -> None:
-        """Count a first attempt."""
-        self._calls = min(self._calls + 1, self._calls_max)
-
-    def withdraw(self) -> bool:
-        """Pay for one retry. Returns False where the budget does not allow one."""
-        if self._calls < self._calls_per_retry:
-            return False
-        self._calls -= self._calls_per_retry
-        return True
 
 
 class Calls:
@@ -119,7 +105,7 @@ class Calls:
         self._sleep = sleep
 
     def begin(self) -> None:
-        """Count a call, which earns a share of a retry."""
+        """Count a call."""
         self._budget.deposit()
 
     async def try_again(self, number: int, error: Exception, deadline_s: float) -> bool:
@@ -175,16 +161,19 @@ class StepCall:
         self._latest: AttemptRecord | None = None
         self.collected = ReplyBuilder()
         customs = custom_names(loop.params) - custom_names(body)  # sent as functions
-        self._mender = Mender(run.spec.origin, choices_in(body), customs) if loop.endpoint == "chat" else None
+        self._mender: Mender | None = None
+        if loop.endpoint == "chat":
+            self._mender = Mender(run.spec.origin, choices_in(body), customs, run.names, loop.params)
+        self._must_speak = loop.endpoint == "chat" and run.spec.kind in MODEL_KINDS
 
     @property
     def worst_nano(self) -> int:
-        """The nano-dollars that an attempt may cost."""
+        """What an attempt may cost."""
         return self._worst.nano
 
     async def complete(self) -> Mapping[str, Any]:
         """The reply in one piece. Raises what the last attempt raised, CapReached, SpoolFull or DeadlineExceeded."""
-        reply = await self._attempted(self._calls.workers.complete)
+        reply = await self._attempted(self._whole)
         self._named = identity_in(reply.body, self._run.spec.model)
         self._record()
         await self._settle_counted(reply.usage, reply.body, reply.cost_nano)
@@ -193,17 +182,21 @@ class StepCall:
     async def stream(self, pass_on: PassOn) -> Mapping[str, Any]:
         """The reply as it comes: each chunk is passed on before the next is read, and nothing is tried again after the
         first. Raises as `complete`."""
-        chunk, chunks = await self._attempted(self._first_chunk)
-        self._named = identity_in(chunk or {}, self._run.spec.model)
+        first, chunks = await self._attempted(self._first_chunks)
+        self._named = identity_in(first[0], self._run.spec.model)
         usage: Usage | None = None
+        is_done = False
         try:
             async with aclosing(chunks):
                 try:
-                    while chunk is not None:
-                        usage = usage if isinstance(chunk, TextChunk) else read_usage(chunk) or usage
-                        if isinstance(clean := self._collect(chunk), TextChunk) or clean.get("choices"):
+                    while (chunk := first.pop(0) if first else await anext(chunks, None)) is not None:
+                        if not isinstance(chunk, TextChunk):
+                            usage, is_done = read_usage(chunk) or usage, "done" in chunk
+                        clean = self._collect(chunk)
+                        if isinstance(clean, TextChunk) or clean.get("choices") or reply_facts(clean):
                             await pass_on(clean)
-                        chunk = await anext(chunks, None)
+                    if is_done and (ends := missing_ends(self.collected.body()["choices"])):
+                        await pass_on(self._collect({"choices": ends}))
                 except BaseException as error:  # boundary: only observed, for log and money; cancellation included
                     self._record_failure(error)
                     raise
@@ -212,9 +205,9 @@ class StepCall:
                 raise UpstreamProtocol(f"worker {self._run.spec.name} ended its stream without a finish_reason")
             return self.collected.body()
         finally:
-            if usage is None and not self.collected.started:
-                await self._settle_silent()
             body = self.collected.body() if self.collected.started else {}
+            if usage is None and not body:
+                await self._settle_silent()
             await self._settle_counted(usage or rough_usage(self._body, body), body)
 
     def _collect(self, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -224,9 +217,9 @@ class StepCall:
             self.collected.add_text(*piece)
             return chunk
         chunk = chunk if self._mender is None else self._mender.chunk(chunk)
+        self.collected.about(chunk)
         if chunk.get("choices"):
             self.collected.add(chunk["choices"])
-            self.collected.about(chunk)
         return chunk
 
     async def _attempted(self, leave: Callable[[WorkerCall], Awaitable[T]]) -> T:
@@ -263,10 +256,10 @@ class StepCall:
 
     def _draw(self, number: int) -> None:
         """Take the worst case out of the request's meter. Raises CapReached."""
-        self._counts = self._counted or number > 1
+        self._counts, meter = self._counted or number > 1, self._loop.tree.meter
         if self._counts:
-            self._loop.tree.meter.count_call()
-        self._loop.tree.meter.draw(self._worst)
+            meter.count_call()
+        meter.draw(self._worst)
         self._open = True
         self._run.dispatches += 1
 
@@ -282,10 +275,23 @@ class StepCall:
             raise
         self._started_us = self._calls.clock.now_us()
 
-    async def _first_chunk(self, call: WorkerCall) -> tuple[Mapping[str, Any] | None, Chunks]:
-        """The stream and its first chunk. Raises UpstreamProtocol where it ends without one."""
-        chunks = cast(Chunks, self._calls.workers.stream(call))
-        return await _first(chunks), chunks
+    async def _whole(self, call: WorkerCall) -> WorkerReply:
+        """The reply in one piece. Raises EmptyReply."""
+        reply = await self._calls.workers.complete(call)
+        if self._must_speak:
+            check_whole(reply.body, reply.usage, self._body)
+        return reply
+
+    async def _first_chunks(self, call: WorkerCall) -> tuple[list[Mapping[str, Any]], Chunks]:
+        """The chunks of a stream up to the first that says something, and the rest. Raises EmptyReply where none does,
+        UpstreamProtocol where there is none."""
+        chunks, first = cast(Chunks, self._calls.workers.stream(call)), list[Mapping[str, Any]]()
+        async for chunk in chunks:
+            first.append(chunk)
+            if speaks(chunk) or not self._must_speak:
+                return first, chunks
+        check_stream(first, self._body)
+        return first, chunks
 
     def _record_failure(self, error: BaseException) -> None:
         """Record an attempt that failed. It costs nothing if it failed with a status, or never left."""
@@ -295,9 +301,8 @@ class StepCall:
 
     def _record(self, error: BaseException | None = None) -> AttemptRecord:
         """Log how the attempt ended."""
-        record = AttemptRecord(
-            self._started_us, self._calls.clock.now_us(), left_out=list(self._run.left_out), cut=self._run.cut
-        )
+        now_us, run = self._calls.clock.now_us(), self._run
+        record = AttemptRecord(self._started_us, now_us, left_out=list(run.left_out), cut=run.cut)
         record.named = self._named or None
         if error is not None:
             record.error = error.code if isinstance(error, BatonError) else "cancelled"
@@ -312,6 +317,8 @@ class StepCall:
         if self._open and so_far.started:
             self.collected = so_far
             await self._settle_counted(rough_usage(self._body, so_far.body()), so_far.body())
+        elif isinstance(error, EmptyReply):
+            await self._settle_counted(error.usage, {})
         elif isinstance(error, UpstreamError) and error.tokens is not None:
             self._settle(ended_usage(error.tokens, self._bound), "bytes")
         else:
@@ -320,8 +327,7 @@ class StepCall:
     async def _settle_counted(
         self, usage: Usage | None, reply: Mapping[str, Any], bill_nano: int | None = None, by: str | None = None
     ) -> None:
-        """`_settle`. Where the worker did not report usage, its tokenizer counts; where it has none, or the request
-        ends before it has counted, bytes do. `by`: what made the reply's tokens, if neither did."""
+        """`_settle`. Unreported usage is counted by the worker's tokenizer, else by bytes; a reply's also `by` this."""
         how = by or ("bytes" if usage is not None and usage.unreported else None)
         try:
             asked = self._calls.tokens, self._run.spec, self._body, reply, self._bound
@@ -345,10 +351,10 @@ class StepCall:
             return
         self._open = False
         record, meter = self._run.record, self._loop.tree.meter
-        nano, replaced = 0, None
+        nano = 0
         if usage is not NO_CHARGE:
             nano, usage, replaced = charge(self._run.spec, self._body, self._bound, usage, bill_nano)
-        counted_by = replaced or counted_by
+            counted_by = replaced or counted_by
         meter.settle(self._worst, nano, usage.prompt_tokens + usage.completion_tokens)
         record.prompt_tokens += usage.prompt_tokens
         record.completion_tokens += usage.completion_tokens
@@ -366,8 +372,8 @@ class StepCall:
         name, body = self._run.spec.name, self._body
         self._calls.paces.learn(name, usage.completion_tokens / choices_in(body), took_s)
         if self._loop.endpoint == "chat" and not usage.estimated:
-            shape = shape_of_prompt(body["messages"], body)
-            self._loop.tree.templates.learn(name, shape, usage.prompt_tokens, self._bound.prompt_tokens_max)
+            told = usage.prompt_tokens, self._bound.prompt_tokens_max
+            self._loop.tree.templates.learn(name, shape_of_prompt(body["messages"], body), *told)
 
     def _worker_call(self) -> WorkerCall:
         """The call. Raises DeadlineExceeded where no time is left."""
@@ -392,11 +398,3 @@ class StepCall:
 def step_id(run: StepRun) -> str:
     """Names a step inside its rollout."""
     return f"{run.record.round}.{run.index}"
-
-
-async def _first(chunks: AsyncIterator[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The first chunk. A stream without any is no reply."""
-    try:
-        return await anext(chunks)
-    except StopAsyncIteration:
-        raise UpstreamProtocol("the worker's stream was empty") from None
