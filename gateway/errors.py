@@ -18,6 +18,7 @@ BatonError                      status  type                    code
 ├── TooLarge                    413     invalid_request_error   request_too_large
 ├── RateLimited                 429     rate_limit_error        rate_limit_exceeded (retry; carries Retry-After)
 ├── BudgetExceeded              429     insufficient_quota      insufficient_quota  (x-should-retry: false)
+│   └── BudgetHeld              429     rate_limit_error        budget_held         (retry; carries Retry-After)
 ├── CapReached                  400     invalid_request_error   cap_reached         (names the cap and how to lift it)
 ├── DeadlineExceeded            504     timeout_error           deadline_exceeded
 ├── UpstreamError               502     upstream_error          (the worker failed; `retryable`, `upstream_status`)
@@ -242,18 +243,33 @@ class RateLimited(BatonError):
         self.retry_after_s = retry_after_s
 
 
+HELD_RETRY_S = "2"  # when requests that hold money may have ended
+
+
 class BudgetExceeded(BatonError):
-    """The hold does not fit one of its scopes. A retry cannot help, so the reply tells clients not to retry."""
+    """The hold does not fit one of its scopes, whose money is spent. A retry cannot help, and the reply says so."""
 
     status, type, code = 429, "insufficient_quota", "insufficient_quota"
 
     def __init__(
         self, message: str, *, scope: str, left_nano: int = 0, needed_nano: int = 0, param: str | None = None
     ) -> None:
-        super().__init__(message, param=param, headers={"x-should-retry": "false"})
+        super().__init__(message, param=param, headers=self._advice())
         self.scope = scope
         self.left_nano = left_nano  # in the scope's unit: of `calls:…` a call
         self.needed_nano = needed_nano
+
+    def _advice(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}
+
+
+class BudgetHeld(BudgetExceeded):
+    """The hold does not fit a scope now, because requests under way hold its money; most of that comes back."""
+
+    type, code = "rate_limit_error", "budget_held"
+
+    def _advice(self) -> dict[str, str]:
+        return {"x-should-retry": "true", "retry-after": HELD_RETRY_S}
 
 
 class CapReached(BatonError):
@@ -353,8 +369,8 @@ class UpstreamProtocol(UpstreamError):
 
 
 class ConductorError(BatonError):
-    """The conductor made no plan. `reason`: down | slow | unparseable | refused. `billable` says whether the call may
-    have cost money: not if it never reached the conductor, or got an error status. `upstream_status`: that status."""
+    """The conductor made no plan. `reason`: down | slow | unparseable | refused | cost. `billable`: whether the call
+    may have cost money: not if it never left, or got an error status. `upstream_status`: that status."""
 
     status, type, code = 502, "upstream_error", "conductor_unavailable"
 

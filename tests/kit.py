@@ -19,11 +19,12 @@ from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.experience.likeness import HASHED
 from gateway.core.loop.prompt import Profile
 from gateway.core.loop.replies.errors import NO_ERRORS, CheckerErrors
+from gateway.core.loop.retries import RetryBudget
 from gateway.core.loop.turns.replanning import Replanning
 from gateway.core.openai.chat import parse_request
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.service.admin.sessions import Sessions
-from gateway.service.loop.calls import NO_TOKENIZER, NO_TOOLBOXES, Calls, RetryBudget
+from gateway.service.loop.calls import NO_TOKENIZER, NO_TOOLBOXES, Calls
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings, Patience
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits

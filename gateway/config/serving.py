@@ -326,6 +326,9 @@ class MoneySettings(BaseModel):
     money_lease_s: Seconds = Field(
         60.0, description="A gateway silent for 1.5× this lease loses its holds; equal for all on one Redis"
     )
+    budget_wait_s: float = Field(
+        10.0, ge=0, le=600, description="How long a request waits for money that others hold, before 429 `budget_held`"
+    )
     money_sweep_s: Seconds = Field(15.0, description="Interval of the search for abandoned holds")
     rate_limits_fail_open: bool = Field(
         True, description="Serve without rate limits while Redis is away; never without money"

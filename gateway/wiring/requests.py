@@ -33,11 +33,12 @@ from gateway.core.log.redact import Redactor
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.loop.replies.errors import CheckerErrors
+from gateway.core.loop.retries import RetryBudget
 from gateway.core.loop.turns.replanning import DISTANCE_MAX, Replanning
 from gateway.core.pool.workers import Price
 from gateway.service.admin.sessions import Sessions
 from gateway.service.batches.conversations import StoredConversations
-from gateway.service.loop.calls import Calls, RetryBudget
+from gateway.service.loop.calls import Calls
 from gateway.service.loop.conducting import ROUNDS_MOST, ConductorSettings
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
@@ -165,6 +166,7 @@ def admission_of(base: Base, planning: ConductorSettings | None, shortage: Short
             settings.explore_share_max,
             short=lambda: shortage.short,
         ),
+        held_wait_s=settings.budget_wait_s,
         worth=worth_of(settings),
         traced=bool(settings.otel_url),
     )

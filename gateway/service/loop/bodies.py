@@ -8,7 +8,7 @@ none, bytes stay the bound.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.core.anthropic.effort import budget_of, fit_budget
@@ -23,6 +23,7 @@ from gateway.core.money.amounts import (
     output_tokens_that_fit,
     worst_case_nano,
 )
+from gateway.core.money.templates import Templates, shape_of_prompt
 from gateway.core.money.units import units_nano
 from gateway.core.openai.chat import FIELDS, HINTS, Endpoint, HostedTools, choices_in
 from gateway.core.openai.marks import HOSTED, NATIVE
@@ -66,12 +67,14 @@ def price_of(spec: WorkerSpec) -> Price:
     return spec.price
 
 
-def wanted_tokens(loop: Loop, spec: WorkerSpec, answers: bool) -> int:
-    """The output that is wanted of a step: the client's own bound of the step that answers, else the worker's."""
+def wanted_tokens(loop: Loop, run: StepRun, answers: bool) -> int:
+    """The output that is wanted of a step: the client's own bound where its reply may be the answer, as a voter's may,
+    else the worker's."""
     if loop.endpoint == "completions":
         return int(loop.params.get("max_tokens", TOKENS_DEFAULT))
-    bounds = [loop.params.get(name) for name in ("max_completion_tokens", "max_tokens")] if answers else []
-    return next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
+    may_answer = answers or (run.step.task is None and run.step.verify is None)
+    bounds = [loop.params.get(name) for name in ("max_completion_tokens", "max_tokens")] if may_answer else []
+    return next((bound for bound in bounds if bound is not None), run.spec.output_tokens_max)
 
 
 def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], answers: bool) -> dict[str, Any]:
@@ -92,11 +95,10 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     messages = for_worker(messages, spec.origin, items_taken(spec))
     messages = messages if takes_media_in_results(spec) else with_results_as_text(messages)
     bounds = [params.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
-    wanted = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
     wants_newer = bounds[0] or "max_completion_tokens" in spec.params or model_of(spec).completion_tokens
     newer = wants_newer and "max_completion_tokens" not in spec.cannot
     name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
-    bound = min(wanted, spec.output_tokens_max)
+    bound = min(wanted_tokens(loop, run, answers), spec.output_tokens_max)
     params, worded_messages, reworded = worded(words, params, own, messages, bound, named=loop.fallback is None)
     run.left_out = [*changes, *sorted(others), *lacking, *reworded]
     if not spec.speaks_messages:  # that wire has no templates
@@ -159,23 +161,28 @@ class WorstCase:
     lowered_by: str | None = None
 
 
-def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, size: PromptSize) -> WorstCase:
+def worst_case(
+    loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, size: PromptSize, *, held: bool = False
+) -> WorstCase:
     """The worst case of one attempt. Lowers the output that `body` asks for to one part in `share` of the money and
-    tokens left, and to what the context has room for. Raises CapReached where too little is left, UpstreamRefused
-    (`context_length_exceeded`) where the prompt alone fills the context."""
+    tokens left, and to what the context has room for. `held`: the money is what is held, and not what the hold may grow
+    to. Raises CapReached where too little is left, UpstreamRefused (`context_length_exceeded`) where the prompt alone
+    fills the context."""
     if loop.endpoint in TASK_FIELDS:
         draw = task_worst(spec, loop.endpoint, body, size)
         return WorstCase(draw, size.tokens_max)
     price, choices = price_of(spec), choices_in(body)
     media, hour = carries_media(body), hours_count(spec, body)
+    size = without_spare(loop.tree.templates, spec, body, size)
     if loop.endpoint == "embeddings":  # no output
         tokens = size.tokens if size.context_tokens is not None else size.tokens_max // BYTES_PER_TOKEN
         return WorstCase(Draw(worst_case_nano(price, size.tokens_max, 0, media=media), tokens), size.tokens_max)
     name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
-    left_nano = loop.tree.meter.left_nano // share
+    meter = loop.tree.meter
+    left_nano = (meter.left_nano if held else meter.reach_nano) // share
     rooms = {
         "cost": output_tokens_that_fit(price, size.tokens_max, left_nano, media=media, hour=hour) // choices,
-        "tokens": (loop.tree.meter.left_tokens // share - size.tokens) // choices,
+        "tokens": (meter.left_tokens // share - size.tokens) // choices,
         "context": context_room(spec, size) if loop.endpoint == "chat" else body[name],
     }
     by = min(rooms, key=rooms.__getitem__)
@@ -225,6 +232,14 @@ def carries_media(body: Mapping[str, Any]) -> bool:
     return "modalities" in body or "audio" in body or bool(media_kinds(body.get("messages") or ()))
 
 
+def without_spare(templates: Templates, spec: WorkerSpec, body: Mapping[str, Any], size: PromptSize) -> PromptSize:
+    """The size of a prompt that was not counted, without what its worker's template is known not to add."""
+    if size.context_tokens is not None:
+        return size
+    spare = templates.spare(spec.name, shape_of_prompt(body.get("messages") or (), body))
+    return replace(size, tokens_max=size.tokens_max - spare, tokens=size.tokens - spare) if spare else size
+
+
 def context_room(spec: WorkerSpec, size: PromptSize) -> int:
     """The tokens that a worker's context has left for the reply. Without limit where the prompt was not counted, and
     where the pool file does not say how long the context is."""
@@ -246,10 +261,15 @@ class PromptSize:
 
 def size_in_bytes(spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:
     """The size of a body's prompt where a token counts as a byte."""
-    rest = {name: value for name, value in body.items() if name != "messages"}
-    bound = input_tokens_bound(body.get("messages", ()), str(rest) + str(spec.params))
+    bound = input_tokens_bound(body.get("messages", ()), texts_beside(body) + texts_beside(spec.params))
     bound += declaration_tokens(body) or declaration_tokens(spec.params)
     return PromptSize(bound, bound)
+
+
+def texts_beside(params: Mapping[str, Any]) -> str:
+    """What a prompt may have of a request beside its messages: no template writes numbers."""
+    told = {name: value for name, value in params.items() if name != "messages" and not isinstance(value, int | float)}
+    return str(told) if told else ""
 
 
 def declaration_tokens(body: Mapping[str, Any]) -> int:
@@ -298,21 +318,24 @@ async def tokens_over(tokens: TokenCounter, spec: WorkerSpec, messages: Sequence
 
 
 async def prompt_size(
-    tokens: TokenCounter, loop: Loop, spec: WorkerSpec, body: Mapping[str, Any], share: int
+    tokens: TokenCounter, loop: Loop, spec: WorkerSpec, body: Mapping[str, Any], share: int, *, held: bool = False
 ) -> PromptSize:
     """The size of a call's prompt. Counted where it is long, or where its bytes would lower the reply."""
     size = size_in_bytes(spec, body)
-    if size.tokens_max <= UNCOUNTED_BYTES_MAX and (worst := _fitting(loop, spec, dict(body), share, size)) is not None:
+    worst = None if size.tokens_max > UNCOUNTED_BYTES_MAX else _fitting(loop, spec, dict(body), share, size, held)
+    if worst is not None:
         return PromptSize(size.tokens_max, size.tokens, worst=worst)
     return await counted_size(tokens, spec, body)
 
 
-def _fitting(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, size: PromptSize) -> WorstCase | None:
+def _fitting(
+    loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, size: PromptSize, held: bool
+) -> WorstCase | None:
     """The worst case beside a prompt of this size; None where the whole output does not fit."""
     if size.tokens_max + output_bound(body) > spec.context_tokens:
         return None
     try:
-        worst = worst_case(loop, spec, body, share, size)
+        worst = worst_case(loop, spec, body, share, size, held=held)
     except CapReached:
         return None
     return worst if worst.lowered_by is None else None

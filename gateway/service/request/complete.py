@@ -29,7 +29,7 @@ from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admin.sessions import Sessions
-from gateway.service.loop.bodies import hosted_for
+from gateway.service.loop.bodies import hosted_for, texts_beside
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.failures import note_failures
 from gateway.service.loop.experience.lookup import ExperienceLookup
@@ -109,7 +109,7 @@ class Completer:
         self._shortlist = shortlist
         self._looks = looks
         self._admission = Admission(budgets, journal, embedder, clock, policies, pick)
-        self._fitter = Fitter(self._shortlisted, rounds.tokens, self._admission.bounds, held)
+        self._fitter = Fitter(self._shortlisted, rounds.tokens, self._admission.sizing.wish, held)
         self._owned: set[asyncio.Task[None]] = set()
 
     @property
@@ -141,7 +141,7 @@ class Completer:
             self._media.check(parts_to_fetch(chat.messages, choice))
         if chat.dropped:
             self._metrics.dropped(len(chat.dropped))
-        input_bound = input_tokens_bound(chat.messages, str(chat.params))
+        input_bound = input_tokens_bound(chat.messages, texts_beside(chat.params))
         choice, sizes = await self._fitter.fit(choice, chat, input_bound, caps, principal)
         if summarizers := summarizers_of(self._rounds.summaries, asked, choice, chat):
             choice = replace(choice, summarizers=summarizers)
@@ -288,15 +288,16 @@ class Completer:
         record = running.record
         close_record(record, self._clock.now_us())
         record.cost_nano = loop.tree.meter.spent_nano
+        self._admission.sizing.planned(record.pool_name, loop.tree.meter.plan_tokens)
         if running.error is not None:
-            running.error = await self._admission.at_the_end(running.error, running.reserved, record.cost_nano)
+            running.error = await self._admission.at_the_end(running.error, running.reserved, loop.tree.meter)
             record.error = {**running.error.body()["error"], "message": running.error.in_full}
             if running.principal.is_operators:
                 running.error.message = running.error.in_full
             record.status = record.status if record.status == "aborted" else "failed"
         else:
             record.status = "done"
-            await self._admission.note_cap(record, running.reserved)
+            await self._admission.note_cap(record, running.reserved, loop.tree.meter)
         if running.kept is None:  # one in the background waits, and survives gateways
             record.overhead_ms = overhead_ms(record, self._clock.now_us())
         details = sum_details(step.usage_details for step in record.steps)
@@ -373,6 +374,7 @@ class Completer:
             await (self._budgets.post(hold.id, charged) if charged else self._budgets.void(hold.id))
         except (MoneyUnavailable, NotFound):  # Redis is away or was rebuilt; the ledger has the settlement
             self._metrics.degraded("settle")
+        self._admission.funds.freed(hold.scopes)
 
     def _event(self, kind: Any, payload: Mapping[str, Any]) -> Event:
         return Event.new(kind, self._clock.now_us(), payload)
