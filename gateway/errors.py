@@ -22,6 +22,7 @@ BatonError                      status  type                    code
 ├── DeadlineExceeded            504     timeout_error           deadline_exceeded
 ├── UpstreamError               502     upstream_error          (the worker failed; `retryable`, `upstream_status`)
 │   ├── UpstreamTimeout         504     upstream_error          upstream_timeout
+│   ├── UpstreamResting         503     upstream_error          worker_rests        (not asked: it keeps failing)
 │   ├── UpstreamRateLimited     429     rate_limit_error        upstream_rate_limited
 │   ├── UpstreamRefused         400     invalid_request_error   (the worker rejected the request)
 │   ├── UpstreamOverloaded      503     upstream_error          upstream_overloaded (the worker replied 503 or 529)
@@ -299,10 +300,22 @@ class UpstreamError(BatonError):
 
 
 class UpstreamTimeout(UpstreamError):
-    """A worker did not answer in time."""
+    """A worker did not answer in time. `hasty`: the call had less time than the worker may take."""
 
     status, code, retryable = 504, "upstream_timeout", True
     kind = "timeout"
+    hasty: bool = False
+
+
+class UpstreamResting(UpstreamError):
+    """A worker that keeps failing was not asked. The same call is not tried again; the client may, after the rest."""
+
+    status, code = 503, "worker_rests"
+    kind = "rests"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, dispatched=False)
+        self.should_retry = True
 
 
 class UpstreamRateLimited(UpstreamError):

@@ -20,8 +20,9 @@ from gateway.adapters.upstream.litellm import LiteLLMWorkers
 from gateway.adapters.upstream.mcp import tool_servers
 from gateway.adapters.upstream.tools import ToolWorkers
 from gateway.core.pool.models import model_of
+from gateway.core.pool.revision import revision_of
 from gateway.core.pool.tools import Tool
-from gateway.core.pool.workers import PoolFile, WorkerSpec, revision_of
+from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamTimeout
 from gateway.service.ports.counts import Count
 from gateway.service.ports.pools import NO_SERVERS, LoadedPool, Swap, ToolServers

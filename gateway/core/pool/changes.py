@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.core.pool.workers import EVERY_POOL, PoolFile, plain_pools
+from gateway.core.pool.revision import plain_pools
+from gateway.core.pool.workers import EVERY_POOL, PoolFile
 
 
 class KeyNames(Protocol):

@@ -12,6 +12,7 @@ from gateway.core.log.rollout import RolloutRecord
 from gateway.core.openai.chat import Endpoint
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.models import is_checker, vendor_params
+from gateway.core.pool.revision import revision_of
 from gateway.core.pool.workers import (
     EVERY_POOL,
     MODEL_KINDS,
@@ -21,7 +22,6 @@ from gateway.core.pool.workers import (
     Task,
     WorkerSpec,
     pool_hash,
-    revision_of,
 )
 from gateway.errors import BadRequest, Forbidden, NotFound
 from gateway.service.loop.routers import AutoPlanner, CheckedRouter, FixedPlanner
