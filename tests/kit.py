@@ -23,7 +23,7 @@ from gateway.core.loop.turns.replanning import Replanning
 from gateway.core.openai.chat import parse_request
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.service.admin.sessions import Sessions
-from gateway.service.loop.calls import NO_TOKENIZER, NO_TOOLBOXES, Calls, RetryBudget
+from gateway.service.loop.calls import NO_TOKENIZER, Calls, RetryBudget
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings, Patience
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
@@ -31,6 +31,7 @@ from gateway.service.loop.experience.memory import ExperienceMemory, Recalled
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.routers import RulePlanner
 from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
+from gateway.service.ports.pools import NO_TOOLBOXES
 from gateway.service.ports.request import Clock, Conductor, Embedder, MediaSource, TokenCounter, Toolboxes, Workers
 from gateway.service.request.admit import Policies, RequestContext
 from gateway.service.request.catalog import Catalog, Shares, no_standing

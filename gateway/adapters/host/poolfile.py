@@ -302,7 +302,8 @@ def _judge(worker: WorkerSpec, index: int, workers: Sequence[WorkerSpec], docume
 class PoolFileSource:
     """The port PoolSource: the file, completed by the settings. `default`: the pool of keys that name none, instead of
     the file's. `named`: workers that must exist, by the setting that names each. `planner`: the worker that plans; it
-    answers no planned request unless the file says so."""
+    answers no planned request unless the file says so. `first_token_s`: of models whose entry sets no
+    `first_token_timeout_s`; None: none."""
 
     def __init__(
         self,
@@ -311,7 +312,9 @@ class PoolFileSource:
         default: str | None,
         named: Mapping[str, str | None],
         planner: str | None = None,
+        first_token_s: float | None = None,
     ) -> None:
+        self._first_token_s = first_token_s
         self._path = path
         self._environment = environment
         self._default = default
@@ -322,6 +325,7 @@ class PoolFileSource:
         """Read the file and look its secrets up. A start and a reload make the same checks. Raises ConfigError."""
         env = self._environment()
         pools = with_planner(self._with_default(load(self._path, env)), self._planner)
+        pools = with_first_token(pools, self._first_token_s)
         for setting, worker in self._named.items():
             if worker:
                 pool_with(pools, setting, worker)
@@ -358,6 +362,18 @@ def with_planner(pools: PoolFile, planner: str | None) -> PoolFile:
         return pools
     plans = models[planner].model_copy(update={"answers": False})
     return pools.model_copy(update={"workers": tuple(plans if one.name == planner else one for one in pools.workers)})
+
+
+def with_first_token(pools: PoolFile, first_token_s: float | None) -> PoolFile:
+    """The pool file in which models have this time to the first token, where their entries set none."""
+    if first_token_s is None:
+        return pools
+    of = {"first_token_timeout_s": first_token_s}
+    workers = tuple(
+        one.model_copy(update=of) if one.kind in MODEL_KINDS and one.first_token_timeout_s is None else one
+        for one in pools.workers
+    )
+    return pools.model_copy(update={"workers": workers})
 
 
 def pool_with(pools: PoolFile, setting: str, worker: str) -> str:

@@ -220,6 +220,12 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
     return min(max((when - now).total_seconds(), 0.0), RETRY_AFTER_S_MAX)
 
 
+def first_until(call: WorkerCall, deadline: float) -> float:
+    """The time of the event loop until which the first token of a stream must have come, of a call that ends at
+    `deadline`."""
+    return min(deadline, deadline - call.timeout_s + call.worker.silence_s_max)
+
+
 class Breaker:
     """Stops calls to a service that keeps failing. It opens after `failures_max` failures in a row; then it admits one
     call every `cool_down_s` until one succeeds."""

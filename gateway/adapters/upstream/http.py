@@ -98,7 +98,7 @@ class HttpWorkers:
         """The reply from a stream, collected in `call.so_far`; or in one piece, where the worker sends no stream."""
         content = upstream.encode(as_sent(call, body))
         deadline = asyncio.get_running_loop().time() + call.timeout_s
-        response = await self._opened(call, content, deadline)
+        response = await self._opened(call, content, upstream.first_until(call, deadline))
         if "event-stream" not in response.headers.get("content-type", ""):
             return await self._read_reply(call, body, content, response, deadline)
         response.gather()
@@ -140,7 +140,7 @@ class HttpWorkers:
         body = request_body(call) | STREAMED
         content = upstream.encode(as_sent(call, body))
         deadline = asyncio.get_running_loop().time() + call.timeout_s
-        response = await self._opened(call, content, deadline)
+        response = await self._opened(call, content, upstream.first_until(call, deadline))
         chunks = self._chunks(call, body, content, response, deadline, self._chunk_gap_s_max)
         async with aclosing(chunks):
             while (together := await chunks.next()) is not None:
@@ -166,7 +166,10 @@ class HttpWorkers:
             raise
         parser = SseParser(self._event_bytes_max)
         read = read_text if is_chat else None
-        events = replies.ReplyEvents(response, pieces, parser, read, deadline, gap_s_max)
+        gap_s_max = call.worker.chunk_gap_s or gap_s_max
+        events = replies.ReplyEvents(
+            response, pieces, parser, read, deadline, gap_s_max, upstream.first_until(call, deadline)
+        )
         return WorkerStream(call, body, len(content), events, self._secrets.get(call.worker.name))
 
     async def _opened(self, call: WorkerCall, content: bytes, deadline: float, kind: str = upstream.JSON) -> Http1Reply:
@@ -315,6 +318,8 @@ class WorkerStream:
         except UpstreamError as error:
             count_fault(error, self._request_bytes, 0)
             self._error = error
+        if tally.text_bytes:
+            self._events.begun = True
         return chunks
 
     def end(self) -> tuple[dict[str, Any], Usage]:

@@ -22,7 +22,13 @@ import aiohttp
 import httpx
 
 from gateway.adapters.upstream import client as upstream
-from gateway.adapters.upstream.http import StreamTally, check_reply, last_chunk, reply_text_bytes, request_body
+from gateway.adapters.upstream.http import (
+    StreamTally,
+    check_reply,
+    last_chunk,
+    reply_text_bytes,
+    request_body,
+)
 from gateway.core.log.spans import HEADER
 from gateway.core.openai.chat import FIELDS, HINTS, Endpoint
 from gateway.core.openai.reply import chunks_of
@@ -175,14 +181,15 @@ class LiteLLMWorkers:
         tally = StreamTally()
         chunks: Any = None
         try:
-            chunks = await self._await_until(call, deadline, self._function(call)(**{**body, **self._options(call)}))
-            until = deadline
+            until = upstream.first_until(call, deadline)
+            chunks = await self._await_until(call, until, self._function(call)(**{**body, **self._options(call)}))
             while (chunk := await self._await_until(call, until, anext(chunks, None))) is not None:
-                until = min(deadline, now() + self._chunk_gap_s_max)
                 plain = _plain(chunk)
                 _refuse_invented_end(plain, chunks)
                 if visible := tally.add(plain):
                     yield visible
+                last = deadline if tally.text_bytes else upstream.first_until(call, deadline)
+                until = min(last, now() + (call.worker.chunk_gap_s or self._chunk_gap_s_max))
                 if tally.text_bytes > self._reply_bytes_max:
                     raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes")
         finally:

@@ -151,7 +151,7 @@ class PooledWorkers:
         try:
             return await adapter.complete(timed)
         except UpstreamError as error:
-            error.message = _told(call.worker, error.message)
+            _tell(timed, error)
             raise
         finally:
             gate.leave()
@@ -165,7 +165,7 @@ class PooledWorkers:
                 async for chunk in chunks:
                     yield chunk
         except UpstreamError as error:
-            error.message = _told(call.worker, error.message)
+            _tell(timed, error)
             raise
         finally:
             gate.leave()
@@ -233,6 +233,13 @@ class PooledWorkers:
             gate = _Gate(self._places.get(worker.name, worker.concurrency_max), shared)
             self._gates[worker.name] = gate
         return gate
+
+
+def _tell(call: WorkerCall, error: UpstreamError) -> None:
+    """Complete the error of a call: its message, and whether the call had less time than its worker may take."""
+    error.message = _told(call.worker, error.message)
+    if isinstance(error, UpstreamTimeout):
+        error.hasty = call.timeout_s < call.worker.silence_s_max
 
 
 def _told(worker: WorkerSpec, message: str) -> str:
@@ -310,7 +317,7 @@ def pooled_workers(
             return await adapters[spec.kind].complete(replace(call, worker=spec, body=body))
 
         if any(worker.kind == "litellm" for worker in loaded.pools.workers):
-            adapters["litellm"] = LiteLLMWorkers(keys)
+            adapters["litellm"] = LiteLLMWorkers(keys, chunk_gap_s_max=chunk_gap_s_max)
         return adapters
 
     adapters = make(LoadedPool(pool, secrets))

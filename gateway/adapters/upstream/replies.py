@@ -127,7 +127,7 @@ class Pieces:
 
 class ReplyEvents(Generic[T]):
     """The events of a reply, those that came together in one list, as `SseParser.feed_to` gives them with `read`. Each
-    wait ends at the call's deadline, and after the longest gap."""
+    wait ends at the call's deadline, and after the longest gap; and at `first_until`, until who reads sets `begun`."""
 
     def __init__(
         self,
@@ -137,11 +137,14 @@ class ReplyEvents(Generic[T]):
         read: Callable[[bytes], T] | None,
         deadline: float,
         gap_s_max: float,
+        first_until: float | None = None,
     ) -> None:
+        self.begun = first_until is None
+        self._first_until = deadline if first_until is None else first_until
         self._read = read
         self._response, self._pieces, self._parser = response, pieces, parser
         self._deadline, self._gap_s_max = deadline, gap_s_max
-        self._until = deadline
+        self._until = self._first_until
         self._now = asyncio.get_running_loop().time
         self._is_done = self._is_over = False
 
@@ -152,7 +155,7 @@ class ReplyEvents(Generic[T]):
         if self._is_done or self._is_over:
             return None
         piece = await self._pieces.next(self._until)
-        self._until = min(self._deadline, self._now() + self._gap_s_max)
+        self._until = min(self._deadline if self.begun else self._first_until, self._now() + self._gap_s_max)
         self._is_over = piece is None
         return self._events(piece)
 

@@ -16,11 +16,12 @@ from typing import Literal, NamedTuple
 from gateway.errors import ContractMissed, UpstreamError, UpstreamInvalid, UpstreamProtocol, UpstreamTimeout
 
 Fault = Literal[
-    *("failed", "overloaded", "broken", "unreachable", "forbidden", "missing", "slow"),
-    *("silent", "rate_limited", "unpaid", "key"),
-]
+    "failed", "overloaded", "broken", "unreachable", "forbidden", "missing", "slow", "silent", "rate_limited",
+    "unpaid", "key",
+]  # fmt: skip
 State = Literal["closed", "resting", "due"]
 TOLD_S_MIN = 1.0  # the shortest rest: a vendor may ask for none at all
+DOUBLED_MAX = 16
 TRY_S = 60.0  # a try that has not ended after this time is forgotten: its process may be gone
 _STATUSES: Mapping[int, Fault] = {
     401: "key",
@@ -68,17 +69,16 @@ class RestRules(NamedTuple):
 
 class Health(NamedTuple):
     """One breaker. Times are seconds of one clock. `rests`: in a row, without a success between them; 0: it is
-    closed. `told`: the vendor itself said until when. `try_s`: when the call left that tries it; 0: none is on its
-    way. `at_s`: when a rest began or ended, or a try left; of two copies the later one counts."""
+    closed. `told_s`: until when the vendor itself wants no calls. `try_s`: when the call left that tries it; 0: none is
+    on its way. `at_s`: when a rest began or ended, or a try left or ended; of two copies the later one counts."""
 
     failures: int = 0
     rests: int = 0
     fault: Fault | None = None
     began_s: float = 0.0
     until_s: float = 0.0
-    told: bool = False
+    told_s: float = 0.0
     try_s: float = 0.0
-    succeeded_s: float = 0.0
     at_s: float = 0.0
 
     def state(self, now_s: float) -> State:
@@ -89,7 +89,7 @@ class Health(NamedTuple):
 
     def holds(self, now_s: float) -> bool:
         """Whether no call should leave now: it rests, or another call tries it."""
-        return self.rests > 0 and (now_s < self.until_s or now_s - self.try_s < TRY_S)
+        return self.rests > 0 and (now_s < self.until_s or 0.0 < self.try_s > now_s - TRY_S)
 
     def left_s(self, now_s: float) -> float:
         """The seconds that are left of the rest."""
@@ -99,16 +99,17 @@ class Health(NamedTuple):
 HEALTHY = Health()
 
 
-def fault_of(error: UpstreamError, *, heard: bool) -> Fault | None:
-    """What a failed call says against its worker; None: nothing. `heard`: whether a part of the reply had come. What
-    the request itself caused (its content, its own short time, a lack of places here) is no fault of the worker."""
+def fault_of(error: UpstreamError, *, alive: bool) -> Fault | None:
+    """What a failed call says against its worker; None: nothing. `alive`: while it waited, a part of its reply or of
+    another one came. What the request itself caused (its content, its own short time, a lack of places here) is no
+    fault of the worker."""
     if error.upstream_status is not None:
         fault = _STATUSES.get(error.upstream_status)
         return "failed" if fault is None and error.upstream_status >= 500 else fault
     if not error.dispatched:
         return "unreachable" if type(error) is UpstreamError and error.retryable else None
     if isinstance(error, UpstreamTimeout):
-        return None if error.hasty else "slow" if heard else "silent"
+        return None if error.hasty else "slow" if alive else "silent"
     if isinstance(error, UpstreamProtocol):
         return "broken"
     return "failed" if error.retryable and not isinstance(error, UpstreamInvalid | ContractMissed) else None
@@ -129,7 +130,7 @@ def succeeded(health: Health, left_s: float, now_s: float) -> Health:
     nothing of a rate limit, a bill or a key; that others get replies shows that the worker is there."""
     if health.rests and left_s < health.began_s and health.fault in ("rate_limited", "unpaid", "key"):
         return health
-    return Health(succeeded_s=now_s, at_s=now_s if health.rests else health.at_s)
+    return Health(at_s=now_s if health.rests else health.at_s)
 
 
 def failed(
@@ -141,34 +142,20 @@ def failed(
     retry_after_s: float | None = None,
 ) -> Health:
     """The breaker after a call that left at `left_s` and failed so. `retry_after_s`: when the vendor wants to be asked
-    again. Calls that left before the rest began prolong it at most to what the vendor says."""
-    if not rules.failures_max or (fault == "silent" and left_s < health.succeeded_s):
-        return health  # silent to this call alone: another one got its reply meanwhile
-    if health.rests and left_s < health.began_s:
-        until_s = max(health.until_s, now_s + (retry_after_s or 0.0))
-        return health if until_s == health.until_s else health._replace(until_s=until_s, told=True, at_s=now_s)
+    again, which is the whole first rest and the least of any further one. Calls that left before the rest was over
+    prolong it at most to that."""
+    if not rules.failures_max:
+        return health
+    told_s = 0.0 if retry_after_s is None else now_s + max(TOLD_S_MIN, retry_after_s)
+    if health.rests and left_s < health.until_s:
+        later = told_s > health.until_s
+        return health._replace(until_s=told_s, told_s=told_s, at_s=now_s) if later else health
     terms, failures = TERMS[fault], health.failures + 1
     if not (terms.at_once or health.rests or failures >= rules.failures_max):
         return health._replace(failures=failures)
-    return Health(
-        failures=failures,
-        rests=health.rests + 1,
-        fault=fault,
-        began_s=now_s,
-        until_s=now_s + _rest_s(terms, health.rests, rules, retry_after_s),
-        told=retry_after_s is not None,
-        succeeded_s=health.succeeded_s,
-        at_s=now_s,
-    )
-
-
-def _rest_s(terms: Terms, before: int, rules: RestRules, retry_after_s: float | None) -> float:
-    """The length of a rest after `before` others. The vendor's word counts: it is the whole first rest, and the least
-    of any further one."""
-    own_s = min(rules.rest_s_max, rules.rest_s * terms.rests * 2.0 ** min(before, 16))
-    if retry_after_s is None:
-        return own_s
-    return max(TOLD_S_MIN, retry_after_s, own_s if before else 0.0)
+    own_s = min(rules.rest_s_max, rules.rest_s * terms.rests * 2.0 ** min(health.rests, DOUBLED_MAX))
+    until_s = max(told_s, now_s + own_s) if health.rests or not told_s else told_s
+    return Health(failures, health.rests + 1, fault, began_s=now_s, until_s=until_s, told_s=told_s, at_s=now_s)
 
 
 def newer(one: Health, other: Health) -> Health:

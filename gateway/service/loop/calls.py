@@ -17,8 +17,6 @@ from contextlib import aclosing
 from itertools import count
 from typing import Any, TypeVar, cast
 
-from tenacity import AsyncRetrying, RetryCallState, wait_exponential, wait_random
-
 from gateway.core.log.rollout import AttemptRecord
 from gateway.core.log.spans import call_traceparent
 from gateway.core.money.amounts import Usage, cost_nano
@@ -28,12 +26,15 @@ from gateway.core.openai.options import custom_names
 from gateway.core.openai.reply import ReplyBuilder, TextChunk, text_piece
 from gateway.core.openai.vendors.mend import Mender
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
-from gateway.core.pool.identity import identity_in
-from gateway.core.pool.tools import Tool
-from gateway.core.pool.workers import WorkerSpec
+from gateway.core.pool.identity import identity_in, is_other_model
+from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol
 from gateway.service.loop.bodies import PromptSize, output_bound, price_of, size_in_bytes, worst_case
 from gateway.service.loop.state import Loop, StepRun
+from gateway.service.pool.rests import Flight, Rests
+from gateway.service.pool.retries import Backoff
+from gateway.service.pool.retries import RetryBudget as RetryBudget
+from gateway.service.ports.pools import NO_TOOLBOXES
 from gateway.service.ports.request import Clock, TokenCount, TokenCounter, Toolboxes, WorkerCall, Workers
 
 ATTEMPTS_MAX = 3
@@ -56,39 +57,8 @@ class NoTokenizer:
         return None
 
 
-class NoToolboxes:
-    """`Toolboxes` of workers among which none is of kind mcp."""
-
-    def tools(self, worker: WorkerSpec, revision: str) -> tuple[Tool, ...]:
-        """No tools."""
-        return ()
-
-
-NO_TOKENIZER, NO_TOOLBOXES = NoTokenizer(), NoToolboxes()
+NO_TOKENIZER = NoTokenizer()
 NO_CHARGE = Usage()  # of a call that cost nothing; a tool's reply without tokens still costs its price a call
-
-
-class RetryBudget:
-    """A token bucket counted in calls: each first attempt adds one, each retry takes `calls_per_retry`.
-
-    Over any run of `n` calls at most `start_retries + n / calls_per_retry` retries are allowed.
-    """
-
-    def __init__(self, *, calls_per_retry: int = 5, start_retries: int = 2, saved_retries_max: int = 10) -> None:
-        self._calls_per_retry = calls_per_retry
-        self._calls_max = saved_retries_max * calls_per_retry
-        self._calls = start_retries * calls_per_retry
-
-    def deposit(self) -> None:
-        """Count a first attempt."""
-        self._calls = min(self._calls + 1, self._calls_max)
-
-    def withdraw(self) -> bool:
-        """Pay for one retry. Returns False where the budget does not allow one."""
-        if self._calls < self._calls_per_retry:
-            return False
-        self._calls -= self._calls_per_retry
-        return True
 
 
 class Calls:
@@ -102,6 +72,7 @@ class Calls:
         tokens: TokenCounter = NO_TOKENIZER,
         toolboxes: Toolboxes = NO_TOOLBOXES,
         *,
+        rests: Rests | None = None,
         attempts_max: int = ATTEMPTS_MAX,
         wait_initial_s: float = 0.1,
         wait_s_max: float = 5.0,
@@ -111,9 +82,10 @@ class Calls:
         self.clock = clock
         self.tokens = tokens
         self.toolboxes = toolboxes
+        self.rests = rests or Rests(clock)  # without one no worker rests
         self._budget = budget
         self.attempts_max = attempts_max
-        self._backoff = wait_exponential(multiplier=wait_initial_s, max=wait_s_max) + wait_random(0, wait_initial_s)
+        self._backoff = Backoff(wait_initial_s, wait_s_max)
         self._sleep = sleep
 
     def begin(self) -> None:
@@ -125,21 +97,11 @@ class Calls:
         none. `deadline_s` is on the clock's monotonic scale."""
         if not (isinstance(error, UpstreamError) and error.retryable) or number >= self.attempts_max:
             return False
-        wait_s = max(self._backoff(_after(number)), error.retry_after_s or 0.0)
+        wait_s = max(self._backoff.wait_s(number), error.retry_after_s or 0.0)
         if deadline_s - self.clock.monotonic_s() < wait_s + ATTEMPT_S_MIN or not self._budget.withdraw():
             return False
         await self._sleep(wait_s)
         return True
-
-
-def _after(number: int) -> RetryCallState:
-    """The state that tenacity's waits read. Its loop would cost more than most calls need, which are not retried."""
-    state = RetryCallState(retry_object=_NO_RETRIES, fn=None, args=(), kwargs={})
-    state.attempt_number = number
-    return state
-
-
-_NO_RETRIES = AsyncRetrying()
 
 
 class StepCall:
@@ -167,6 +129,7 @@ class StepCall:
         worst = (size and size.worst) or worst_case(loop, run.spec, body, share, size or size_in_bytes(run.spec, body))
         self._worst, self._input_bound, self.lowered_by = worst.draw, worst.prompt_tokens_max, worst.lowered_by
         self._open, self._started_us = False, 0  # open: the worst case is drawn and not settled
+        self._flight: Flight
         self._named: dict[str, str] = {}  # who the reply says that it is of
         self._latest: AttemptRecord | None = None
         self.collected = ReplyBuilder()
@@ -177,19 +140,25 @@ class StepCall:
         """The reply in one piece. Raises what the last attempt raised, CapReached, SpoolFull or DeadlineExceeded."""
         reply = await self._attempted(self._calls.workers.complete)
         self._named = identity_in(reply.body, self._run.spec.model)
-        self._record()
+        self._record(other := self._other_model())
         await self._settle_counted(reply.usage, reply.body, reply.cost_nano)
+        if other is not None:
+            raise other
         return reply.body if self._mender is None else self._mender.body(reply.body)
 
     async def stream(self, pass_on: PassOn) -> Mapping[str, Any]:
         """The reply as it is produced: each chunk is passed on before the next is read, and nothing is tried again
         after the first. Raises as `complete`."""
         chunk, chunks = await self._attempted(self._first_chunk)
+        self._calls.rests.heard(self._flight)
         self._named = identity_in(chunk or {}, self._run.spec.model)
         usage: Usage | None = None
         try:
             async with aclosing(chunks):
                 try:
+                    if (other := self._other_model()) is not None:
+                        usage = self._rough_usage()
+                        raise other
                     while chunk is not None:
                         usage = usage if isinstance(chunk, TextChunk) else read_usage(chunk) or usage
                         if isinstance(clean := self._collect(chunk), TextChunk) or clean.get("choices"):
@@ -236,20 +205,47 @@ class StepCall:
                 raise
             except Exception as error:  # boundary: only looked at; what is not tried again goes on
                 failure = error
-                if not await self._calls.try_again(number, error, self._loop.tree.deadline_s):
+                moves_on = self._calls.rests.holds(self._run.spec) and self._has_others()
+                if moves_on or not await self._calls.try_again(number, error, self._loop.tree.deadline_s):
                     raise
         raise AssertionError("the attempts end")
 
     async def _attempt(self, number: int, leave: Callable[[WorkerCall], Awaitable[T]]) -> T:
         call = self._worker_call()
-        self._draw(number)
-        await self._announce()
+        self._flight = self._calls.rests.leave(self._run.spec, self._has_others)
+        try:
+            self._draw(number)
+            await self._announce()
+        except BaseException as error:  # boundary: whatever it was, the call has not left
+            self._calls.rests.ended(self._flight, error)
+            raise
         try:
             return await leave(call)
         except BaseException as error:  # boundary: a call that left is logged and settled, whatever failed it
+            if call.so_far.started:
+                self._calls.rests.heard(self._flight)
             self._record_failure(error)
             await self._settle_begun(call.so_far, error)
             raise
+
+    def _has_others(self) -> bool:
+        """Whether something else can be done than to ask this worker: a planned request has other models that have not
+        failed in it and do not rest; a tool, its plan can do without."""
+        loop, run = self._loop, self._run
+        if loop.fallback is None or run.spec.kind not in MODEL_KINDS:
+            return loop.fallback is not None
+        failed = loop.failed | {run.spec.handle}
+        others = (spec for spec in loop.workers if spec.kind in MODEL_KINDS and spec.handle not in failed)
+        return any(not self._calls.rests.holds(spec) for spec in others)
+
+    def _other_model(self) -> UpstreamProtocol | None:
+        """The failure of a worker that must answer as the model that it is asked for, and did not."""
+        spec, named = self._run.spec, self._named.get("model", "")
+        if not spec.exact_model or not is_other_model(named, spec.model or ""):
+            return None
+        return UpstreamProtocol(
+            f"worker {spec.name} was asked for {spec.model} and answers as {named}", retryable=False
+        )
 
     def _draw(self, number: int) -> None:
         """Take the worst case out of the request's meter. Raises CapReached."""
@@ -294,6 +290,7 @@ class StepCall:
             record.upstream_status, record.dispatched = error.upstream_status, error.dispatched
         self._run.record.attempts.append(record)
         self._latest = record
+        self._calls.rests.ended(self._flight, error)
         return record
 
     async def _settle_begun(self, so_far: ReplyBuilder, error: BaseException) -> None:

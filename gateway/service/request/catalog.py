@@ -74,7 +74,8 @@ class Choice:
     pool_workers: tuple[WorkerSpec, ...] = ()  # of the whole pool, where `workers` are candidates or one
     pool_hash: str = ""  # of `pool_workers`; empty: of `workers`
     drawn: Mapping[str, float] = field(default_factory=dict)  # of the candidates, those at random: the probability
-    reserve: tuple[WorkerSpec, ...] = ()  # in quarantine: asked only where every other worker failed
+    reserve: tuple[WorkerSpec, ...] = ()  # in quarantine or at rest: asked only where every other worker failed
+    resting: Mapping[str, str] = field(default_factory=dict)  # of those: why they rest, by name
     worth: Mapping[str, float] | None = None  # of a right answer, as the pool file says: usd, seconds
     standing: str = ""  # how far the next rung is, for a header
     summarizers: tuple[WorkerSpec, ...] = ()  # who may sum up what a prompt has no room for, the cheapest first

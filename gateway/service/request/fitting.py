@@ -120,8 +120,14 @@ def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Ca
     return replace(choice, workers=tuple(spec for spec in choice.workers if spec.name not in narrow))
 
 
+def held(quarantined: Held, resting: Held, workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
+    """Those of these workers that a plan should do without: in quarantine, or at rest."""
+    out = quarantined(workers)
+    return [*out, *resting([spec for spec in workers if spec not in out])] if out else resting(workers)
+
+
 def without(choice: Choice, held: Held) -> Choice:
-    """The choice without the workers that are in quarantine; they are its reserve. Unchanged where the request
+    """The choice without the workers that plans do without; the models are its reserve. Unchanged where the request
     names its workers, and where no other model is left."""
     if choice.fallback is None:
         return choice
