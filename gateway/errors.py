@@ -299,6 +299,15 @@ class UpstreamError(BatonError):
         self.tokens: tuple[int, int] | None = None  # prompt and reply of a call that ended with no reply; None: unknown
 
 
+def sooner(one: UpstreamError | None, other: BatonError) -> UpstreamError | None:
+    """The failure of a worker that a client is told of two: the one that names the shorter wait, else the later one."""
+    if not isinstance(other, UpstreamError):
+        return one
+    if one is None or one.retry_after_s is None or other.retry_after_s is None:
+        return other
+    return one if one.retry_after_s < other.retry_after_s else other
+
+
 class UpstreamTimeout(UpstreamError):
     """A worker did not answer in time. `hasty`: the call had less time than the worker may take."""
 

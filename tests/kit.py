@@ -31,6 +31,7 @@ from gateway.service.loop.experience.memory import ExperienceMemory, Recalled
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.routers import RulePlanner
 from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
+from gateway.service.pool.rests import Rests
 from gateway.service.ports.pools import NO_TOOLBOXES
 from gateway.service.ports.request import Clock, Conductor, Embedder, MediaSource, TokenCounter, Toolboxes, Workers
 from gateway.service.request.admit import Policies, RequestContext
@@ -172,6 +173,7 @@ class Kit:
         errors: Mapping[str, CheckerErrors] = NO_ERRORS,
         summaries: SummaryRules = NO_SUMMARIES,
         standing: Callable[[str, str], str] = no_standing,
+        rests: Rests | None = None,
         **policies: Any,
     ) -> None:
         self.conductor = ScriptedConductor(script, gap_s=gap_s, model="conductor@1")
@@ -194,7 +196,8 @@ class Kit:
         self.sessions = Sessions(self.session_store, self.budgets, clock)
         budget = RetryBudget(start_retries=100)
         self.tokens = tokens
-        calls = Calls(self.workers, budget, clock, tokens, toolboxes, attempts_max=attempts_max, wait_initial_s=0.001)
+        tried: dict[str, Any] = {"attempts_max": attempts_max, "wait_initial_s": 0.001, "rests": rests}
+        calls = Calls(self.workers, budget, clock, tokens, toolboxes, **tried)
         rule = RulePlanner(draws=False)
         planning = ConductorSettings(profile, PRICE, timeout_s, patience=patience)
         learned = ConductorPlanner(conductor or self.conductor, planning)
@@ -228,7 +231,7 @@ class Kit:
                 *(self.conversations, self.metrics, b"secret of the marks", sticky_s, 3600.0, BOUND_S),
                 replanning or Replanning(),
             ),
-            held=held,
+            held=held if rests is None else rests.of,
             media=media or FakeMedia(),
             sessions=self.sessions,
             states=VendorStates(self.states, self.metrics, 3600.0, BOUND_S),

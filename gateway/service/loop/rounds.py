@@ -30,6 +30,7 @@ from gateway.errors import (
     PlanRefused,
     SpoolFull,
     UpstreamError,
+    sooner,
 )
 from gateway.service.loop.calls import Calls, step_id
 from gateway.service.loop.checks import check_limits
@@ -164,12 +165,11 @@ class Rounds:
 
     async def _answer(self, loop: Loop, last: StepRun, number: int, final: bool) -> Mapping[str, Any]:
         """Return the last step's body. Where the step failed, another worker answers, or an earlier answer is shipped.
-        Raises the step's error where neither is possible; where a worker failed and then a cap left no other one to be
-        asked, the worker's."""
+        Raises the step's error where neither is possible, a worker's rather than a cap's."""
         fault: UpstreamError | None = None
         while last.body is None or last.error is not None:
             error = last.error or ConductorError("unparseable", "the last step ended without a reply")
-            fault = error if isinstance(error, UpstreamError) else fault
+            fault = sooner(fault, error)
             if isinstance(error, ContractMissed):
                 return await self.best_so_far(loop, error, "contract")
             if (
@@ -178,9 +178,9 @@ class Rounds:
                 or not isinstance(error, UpstreamError)
                 or not (_has_other_workers(loop) or _calls_up(loop))
             ):
-                if isinstance(error, CapReached):
-                    return await self.best_so_far(loop, fault or error, error.cap)
-                return await self.best_so_far(loop, error, "worker")
+                why = error.cap if isinstance(error, CapReached) else "worker"
+                told = fault if isinstance(error, CapReached | UpstreamError) else None
+                return await self.best_so_far(loop, told or error, why)
             loop.record.fallback = f"worker_{error.kind}"
             last = await self._fall_back(loop, loop.fallback, number, final)
         if final and not last.streams:

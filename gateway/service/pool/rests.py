@@ -264,7 +264,7 @@ class Rests:
         before = self._healths.get(name, HEALTHY)
         if health == before:
             return
-        if health.at_s != before.at_s:  # the others shall know of it
+        if health.rests or before.rests:  # the others shall know of it
             health = health._replace(at_s=max(health.at_s, before.at_s + 0.001))
             self._unsent[name] = health
             self._wake.set()
@@ -310,4 +310,4 @@ class Rests:
     def _shown(self) -> dict[str, str]:
         now_s = self._now_s()
         rests = {spec.name: self._rest(spec, now_s) for spec in self._workers() if spec.url not in BUILTINS}
-        return {name: "" if rest is None else str(rest.fault) for name, rest in rests.items()}
+        return {name: str(rest.fault) if rest and rest.holds(now_s) else "" for name, rest in rests.items()}
