@@ -19,7 +19,7 @@ from gateway.errors import (
     UpstreamResting,
     UpstreamTimeout,
 )
-from gateway.service.pool.rests import SILENT_S_MIN, UNANSWERED_MAX, Rests
+from gateway.service.pool.rests import UNANSWERED_MAX, UNPROVEN_MAX, Rests
 from tests.fakes.rests import FakeRestMetrics, FakeRestStore, MovedClock
 from tests.fakes.workers import Says
 from tests.kit import Kit, ask, model_worker, plan, pool_file
@@ -137,7 +137,7 @@ def test_a_worker_that_a_client_names_is_asked_unless_its_vendor_said_when() -> 
 
 def test_calls_without_an_answer_keep_others_from_joining_them() -> None:
     ward = Ward()
-    for _ in range(UNANSWERED_MAX):
+    for _ in range(UNPROVEN_MAX):
         assert ward.names(ATLAS, BRAVO) == []
         ward.rests.leave(ATLAS, somebody_else)
     assert ward.names(ATLAS, BRAVO) == ["a"]  # it never answered
@@ -147,9 +147,9 @@ def test_a_worker_that_answers_is_suspected_only_after_an_odd_silence() -> None:
     ward = Ward()
     ward.call(ATLAS, takes_s=2.0)
     flights = [ward.rests.leave(ATLAS, somebody_else) for _ in range(UNANSWERED_MAX)]
-    ward.clock.s += SILENT_S_MIN
+    ward.clock.s += 7.9
     assert ward.names(ATLAS, BRAVO) == []  # four times the usual two seconds are not over
-    ward.clock.s += 3.0
+    ward.clock.s += 0.1
     assert ward.names(ATLAS, BRAVO) == ["a"]
     ward.rests.heard(flights[-1])
     assert ward.names(ATLAS, BRAVO) == []

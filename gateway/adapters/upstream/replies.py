@@ -144,7 +144,7 @@ class ReplyEvents(Generic[T]):
         self._read = read
         self._response, self._pieces, self._parser = response, pieces, parser
         self._deadline, self._gap_s_max = deadline, gap_s_max
-        self._until = self._first_until
+        self._gap_until = deadline
         self._now = asyncio.get_running_loop().time
         self._is_done = self._is_over = False
 
@@ -154,8 +154,8 @@ class ReplyEvents(Generic[T]):
             await self._pieces.drain(self._now() + DRAIN_S)
         if self._is_done or self._is_over:
             return None
-        piece = await self._pieces.next(self._until)
-        self._until = min(self._deadline if self.begun else self._first_until, self._now() + self._gap_s_max)
+        piece = await self._pieces.next(min(self._deadline if self.begun else self._first_until, self._gap_until))
+        self._gap_until = self._now() + self._gap_s_max
         self._is_over = piece is None
         return self._events(piece)
 

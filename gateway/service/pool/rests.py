@@ -33,8 +33,9 @@ from gateway.service.ports.request import Clock
 
 log = logging.getLogger("baton.rests")
 EXCHANGE_S = 1.0
-UNANSWERED_MAX = 4  # calls that wait before silence is looked at; of a worker that never answered, that may wait
-SILENT_S_MIN, SILENT_FACTOR = 5.0, 4.0  # silence is odd after this time, and after so many times the usual one
+UNPROVEN_MAX = 2  # calls that wait at a worker which has never answered yet
+UNANSWERED_MAX = 4  # calls that wait at any other before its silence is looked at
+SILENT_S_MIN, SILENT_FACTOR = 1.0, 4.0  # silence is odd after this time, and after so many times the usual one
 USUAL_SHARE = 0.2  # of the latest call in the usual time
 NEVER = RestRules(failures_max=0)
 WHY: Mapping[Fault, str] = {
@@ -75,10 +76,8 @@ class _Place:
 
     def is_silent(self, now_s: float) -> bool:
         """Whether so many calls wait that no other should join them."""
-        if len(self.waiting) < UNANSWERED_MAX:
-            return False
-        if self.answered_s is None:
-            return True
+        if self.answered_s is None or len(self.waiting) < UNANSWERED_MAX:
+            return self.answered_s is None and len(self.waiting) >= UNPROVEN_MAX
         since_s = max(self.answered_s, next(iter(self.waiting)).left_s)
         return now_s - since_s >= max(SILENT_S_MIN, SILENT_FACTOR * self.usual_s)
 
@@ -147,7 +146,7 @@ class Rests:
         if self._resting:
             self._enter(flight, has_others, now_s)
         place.waiting[flight] = None
-        if len(place.waiting) >= UNANSWERED_MAX and self._rules.failures_max:
+        if len(place.waiting) >= UNPROVEN_MAX and self._rules.failures_max:
             self._crowded.add(spec.place)
         return flight
 
@@ -194,7 +193,7 @@ class Rests:
     def _arrived(self, flight: Flight) -> None:
         waiting = flight.place.waiting
         waiting.pop(flight, None)
-        if len(waiting) < UNANSWERED_MAX:
+        if len(waiting) < UNPROVEN_MAX:
             self._crowded.discard(flight.spec.place)
 
     def _failed(self, flight: Flight, fault: Fault, error: UpstreamError, now_s: float) -> None:
