@@ -80,10 +80,7 @@ class BatonError(Exception):
 
 def retry_headers(wait_s: float) -> dict[str, str]:
     """Headers that say when to try again, in seconds and in milliseconds. SDKs do not retry after more than 120 s."""
-    return {
-        "retry-after": str(max(1, math.ceil(wait_s))),
-        "retry-after-ms": str(max(1, math.ceil(wait_s * 1000))),
-    }
+    return {"retry-after": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(max(1, math.ceil(wait_s * 1000)))}
 
 
 class BadRequest(BatonError):
@@ -299,32 +296,17 @@ class UpstreamError(BatonError):
         self.tokens: tuple[int, int] | None = None  # prompt and reply of a call that ended with no reply; None: unknown
 
 
-def sooner(one: UpstreamError | None, other: BatonError) -> UpstreamError | None:
-    """The failure of a worker that a client is told of two: the one that names the shorter wait, else the later one."""
-    if not isinstance(other, UpstreamError):
-        return one
-    if one is None or one.retry_after_s is None or other.retry_after_s is None:
-        return other
-    return one if one.retry_after_s < other.retry_after_s else other
-
-
 class UpstreamTimeout(UpstreamError):
     """A worker did not answer in time. `hasty`: the call had less time than the worker may take."""
 
-    status, code, retryable = 504, "upstream_timeout", True
+    status, code, retryable, hasty = 504, "upstream_timeout", True, False
     kind = "timeout"
-    hasty: bool = False
 
 
 class UpstreamResting(UpstreamError):
-    """A worker that keeps failing was not asked. The same call is not tried again; the client may, after the rest."""
+    """A worker that keeps failing was not asked."""
 
-    status, code = 503, "worker_rests"
-    kind = "rests"
-
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message, retry_after_s=retry_after_s, dispatched=False)
-        self.should_retry = True
+    status, code, kind = 503, "worker_rests", "rests"
 
 
 class UpstreamRateLimited(UpstreamError):

@@ -229,6 +229,12 @@ WORKERS = [
         "short",
         ("max by (worker) (baton_worker_quarantined)", "{{worker}}"),
     ),
+    lines(
+        "Rests",
+        "1: the worker keeps failing and is left alone, by why",
+        "short",
+        ('max by (worker, reason) (baton_worker_resting{reason!="none"})', "{{worker}}: {{reason}}"),
+    ),
 ]
 NOT_PLANNING = 'worker!="conductor"'
 MONEY = [

@@ -30,7 +30,6 @@ from gateway.errors import (
     PlanRefused,
     SpoolFull,
     UpstreamError,
-    sooner,
 )
 from gateway.service.loop.calls import Calls, step_id
 from gateway.service.loop.checks import check_limits
@@ -40,6 +39,7 @@ from gateway.service.loop.state import EarlyStart, Loop, Planner, Situation, Ste
 from gateway.service.loop.steps import StepRunner, replay
 from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
 from gateway.service.loop.tools import boxes_of
+from gateway.service.pool.rests import sooner
 
 RESTORE_S = 5.0
 FATAL = (MoneyUnavailable, SpoolFull)  # without money or a log nothing may run, not even the fallback

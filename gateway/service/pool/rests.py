@@ -53,6 +53,15 @@ WHY: Mapping[Fault, str] = {
 }
 
 
+def sooner(one: UpstreamError | None, other: BatonError) -> UpstreamError | None:
+    """The failure of a worker that a client is told of two: the one that names the shorter wait, else the later one."""
+    if not isinstance(other, UpstreamError):
+        return one
+    if one is None or one.retry_after_s is None or other.retry_after_s is None:
+        return other
+    return one if one.retry_after_s < other.retry_after_s else other
+
+
 class Flight:
     """A call on its way. `tries`: the breakers that it tries after a rest."""
 
@@ -156,14 +165,17 @@ class Rests:
             if not health.holds(now_s):
                 flight.tries.append(name)
             elif has_others():
-                raise UpstreamResting(self._line(flight.spec, health, now_s), max(1.0, health.left_s(now_s)))
+                raise self._not_asked(UpstreamResting, flight.spec, health, health.left_s(now_s))
             elif health.fault == "rate_limited" and now_s < health.told_s:
-                line, wait_s = self._line(flight.spec, health, now_s), health.told_s - now_s
-                error = UpstreamRateLimited(line, retryable=False, retry_after_s=wait_s, dispatched=False)
-                error.should_retry = True
-                raise error
+                raise self._not_asked(UpstreamRateLimited, flight.spec, health, health.told_s - now_s)
         for name in flight.tries:
             self._put(flight.spec, name, tried(self._healths[name], now_s))
+
+    def _not_asked(self, of: type[UpstreamError], spec: WorkerSpec, health: Health, wait_s: float) -> UpstreamError:
+        """The error of a call that does not leave. The request does not try again; its client may, after the wait."""
+        error = of(self._line(spec, health, self._now_s()), retryable=False, retry_after_s=wait_s, dispatched=False)
+        error.should_retry = True
+        return error
 
     def heard(self, flight: Flight) -> None:
         """Note the first sign of a reply."""
