@@ -151,7 +151,15 @@ async def test_the_filters_of_a_job_hold(pg_engine: AsyncEngine) -> None:
         (one,) = await counted(pg_engine, filters)
         assert one.key == "key2", filters
     assert [one.key for one in await counted(pg_engine, {"until": T0 + timedelta(seconds=1)})] == ["key1"]
-    assert [one.sampled for one in await counted(pg_engine, {"policy_versions": ["conductor@8"]})] == [False, False]
+    assert await counted(pg_engine, {"policy_versions": ["conductor@8"]}) == []
+
+
+async def test_the_bound_is_counted_over_the_versions_that_a_job_trains_on(pg_engine: AsyncEngine) -> None:
+    """The job's own reader makes it of the selected requests, so that a version's few requests may all be the latest."""
+    older, newer = ({"policy_version": f"conductor@{number}"} for number in (7, 8))
+    await add(pg_engine, a_rollout(rounds=[a_round(**older)], **older), a_rollout(rounds=[a_round(**newer)], **newer))
+    (one,) = await counted(pg_engine, {"policy_versions": ["conductor@8"]})
+    assert one.sampled
 
 
 async def test_the_shares_rise_while_too_few_can_be_trained_on_and_some_were_judged(pg_engine: AsyncEngine) -> None:

@@ -350,6 +350,7 @@ WHERE NOT EXISTS (SELECT FROM keys AS k WHERE k.public_id = r.key_id AND NOT k.t
   AND (CAST(:until AS timestamptz) IS NULL OR r.created_at < :until)
   AND (CAST(:pools AS text[]) IS NULL OR r.pool_name = ANY(CAST(:pools AS text[])))
   AND (CAST(:keys AS text[]) IS NULL OR r.key_id = ANY(CAST(:keys AS text[])))
+  AND (CAST(:versions AS text[]) IS NULL OR r.policy_version = ANY(CAST(:versions AS text[])))
   AND r.tags @> CAST(:tags AS jsonb)
 ORDER BY r.created_at, r.id
 
