@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import Request
+from prometheus_client import CollectorRegistry
 
+from gateway.adapters.journal.series import WorkerSeries
+from gateway.api.operator.figures import FiguresApi
+from gateway.cli.pool import workers as command
 from gateway.core.pool.breaker import RestRules
 from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import (
@@ -19,8 +26,11 @@ from gateway.errors import (
     UpstreamResting,
     UpstreamTimeout,
 )
+from gateway.service.admin.checkers import CheckerFigures
 from gateway.service.pool.rests import UNANSWERED_MAX, UNPROVEN_MAX, Rests
+from tests.fakes.reports import FakeReports
 from tests.fakes.rests import FakeRestMetrics, FakeRestStore, MovedClock
+from tests.fakes.store import FakeStore
 from tests.fakes.workers import Says
 from tests.kit import Kit, ask, model_worker, plan, pool_file
 
@@ -329,3 +339,49 @@ async def test_a_worker_that_answers_as_another_model_fails_over_where_the_pool_
         assert (await kit.serve(ask(model="baton/rule", stream=stream))).error is None
         kit = kit_of({"cheap": reply_as("smaller")}, TWO)
         assert (await kit.serve(ask(model="baton/rule", stream=stream))).error is None
+
+
+# ---------------------------------------------------------------- what operators see
+
+
+async def test_the_page_of_workers_the_command_and_the_metrics_say_who_rests() -> None:
+    file, clock = pool_file(), MovedClock()
+    alpha, registry = file.worker("alpha"), CollectorRegistry()
+    rests = Rests(clock, RULES, FakeRestStore(), WorkerSeries(registry), lambda: file.workers)
+    rests.ended(rests.leave(alpha, nobody_else), limited(retry_after_s=60.0))
+    pools = SimpleNamespace(now=SimpleNamespace(loaded=SimpleNamespace(pools=file)))
+    parts: Any = (FakeReports(FakeStore()), pools, Anybody(), clock, NoChecks(), rests)
+    request = Request({"type": "http", "method": "GET", "path": "/admin/workers", "query_string": b"", "headers": []})
+    shown = json.loads(bytes((await FiguresApi(*parts).workers(request)).body))
+    assert {row["name"]: row["rest"] and row["rest"]["reason"] for row in shown["data"]} == {
+        **dict.fromkeys(("beta", "gamma", "vote", "self")),
+        "alpha": "rate_limited",
+    }
+    (line,) = [row for row in map(command._row, shown["data"]) if row["rest"]]
+    assert (line["name"], line["why"]) == ("alpha", "it is over its rate limit (429)")
+    assert line["rest"] == f"until {shown['data'][0]['rest']['until']}"
+    await rests.exchange()
+    assert registry.get_sample_value("baton_worker_resting", {"worker": "alpha", "reason": "rate_limited"}) == 1
+    assert registry.get_sample_value("baton_worker_resting", {"worker": "beta", "reason": "none"}) == 0
+    assert registry.get_sample_value("baton_worker_rests_total", {"worker": "alpha", "reason": "rate_limited"}) == 1
+    clock.s += 60.0
+    await rests.exchange()
+    assert registry.get_sample_value("baton_worker_resting", {"worker": "alpha", "reason": "none"}) == 0
+    assert command._row(json.loads(json.dumps({**shown["data"][0], "rest": rests.report(alpha)})))["rest"] == (
+        "to be tried"
+    )
+
+
+class Anybody:
+    """`Operators` that lets everybody in."""
+
+    async def act(self, request: Request) -> None:
+        """Every request is an operator's."""
+
+
+class NoChecks:
+    """A `CheckerWatch` that knows nothing."""
+
+    async def recent(self) -> CheckerFigures:
+        """No figures."""
+        return CheckerFigures((), None)
