@@ -176,7 +176,7 @@ LEARNING = [
         "Gradings", "By state; ended ones of the last day", "short", ("max by (state) (baton_gradings)", "{{state}}")
     ),
 ]
-CALLED, NOT_OK = rate("baton_worker_attempts_total", "worker"), 'outcome!~"ok|cancelled"'
+CALLED, NOT_OK = rate("baton_worker_attempts_total", "worker"), 'outcome!~"ok|cancelled|deadline_exceeded"'
 WORKERS = [
     number("Calls", "Steps a second", "reqps", rate("baton_steps_total")),
     number(

@@ -296,7 +296,9 @@ class UpstreamSettings(BaseModel):
     worker_rest_s: Seconds = Field(
         10.0, description="The first rest of a worker; each further one is twice as long, until a call succeeds"
     )
-    worker_rest_s_max: Seconds = Field(600.0, description="The longest rest, where the vendor asks for no longer one")
+    worker_rest_s_max: Seconds = Field(
+        600.0, description="The longest rest after 429, 401 and 402; others grow to six times the first one"
+    )
     worker_reply_bytes_max: Bytes = Field(16 * 2**20, description="Bytes of one worker's reply")
     worker_connections_max: Count = Field(512, description="Open connections to all workers")
     retry_attempts_max: int = Field(3, ge=1, le=10, description="Attempts at one step, the first included")

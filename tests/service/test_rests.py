@@ -320,7 +320,9 @@ async def test_a_request_whose_own_time_was_short_benches_nobody() -> None:
 
     kit = kit_of({"cheap": late, "dear": Says("fine")}, TWO)
     for _ in range(5):
-        await kit.serve(ask(model="baton/rule"))
+        record = (await kit.serve(ask(model="baton/rule"))).record
+        assert {one.error for one in record.steps[0].attempts} == {"deadline_exceeded"}
+        assert record.failures == []
     assert kit.completer._rounds.rests.report(CHEAP) is None
 
 

@@ -2,7 +2,7 @@
 
 A breaker is *closed* while calls succeed. It opens when enough calls in a row have failed by the worker's own fault:
 the worker *rests*. When the rest is over it is *due*: one call tries it, and that call closes the breaker or begins the
-next rest, which is twice as long. Some faults speak for every call (a rate limit, an unpaid bill, a refused key,
+next rest, which is twice as long, up to a bound. Some faults speak for every call (a rate limit, an unpaid bill, a refused key,
 silence for the whole of the worker's time), so one of them is enough.
 
 A refused key or an unpaid bill is a fault of the account: all workers with the same key at the same host rest.
@@ -21,7 +21,7 @@ Fault = Literal[
 ]  # fmt: skip
 State = Literal["closed", "resting", "due"]
 TOLD_S_MIN = 1.0  # the shortest rest: a vendor may ask for none at all
-DOUBLED_MAX = 16
+LONGEST, DOUBLED_MAX = 6, 16
 TRY_S = 60.0  # a try that has not ended after this time is forgotten: its process may be gone
 _STATUSES: Mapping[int, Fault] = {
     401: "key",
@@ -36,10 +36,13 @@ _STATUSES: Mapping[int, Fault] = {
 
 
 class Terms(NamedTuple):
-    """How a fault counts. `at_once`: one is enough. `rests`: the first rest, in units of `RestRules.rest_s`."""
+    """How a fault counts. `at_once`: one is enough. `rests`: the first rest, in units of `RestRules.rest_s`.
+    `lasting`: rests may grow to `RestRules.rest_s_max`; else they grow to LONGEST of those units, for a try costs
+    little and a worker that recovers is wanted back."""
 
     at_once: bool = False
     rests: int = 1
+    lasting: bool = False
     account: bool = False
 
 
@@ -52,15 +55,15 @@ TERMS: Mapping[Fault, Terms] = {
     "missing": Terms(),
     "slow": Terms(rests=6),
     "silent": Terms(at_once=True, rests=6),
-    "rate_limited": Terms(at_once=True),
-    "unpaid": Terms(at_once=True, rests=6, account=True),
-    "key": Terms(at_once=True, rests=6, account=True),
+    "rate_limited": Terms(at_once=True, lasting=True),
+    "unpaid": Terms(at_once=True, rests=6, lasting=True, account=True),
+    "key": Terms(at_once=True, rests=6, lasting=True, account=True),
 }
 
 
 class RestRules(NamedTuple):
     """`failures_max`: failures in a row that open a breaker; 0: none ever opens. `rest_s`: the first rest after
-    failures; each further one is twice as long, up to `rest_s_max`, or as long as the vendor says."""
+    failures; each further one is twice as long, up to a bound, or as long as the vendor says."""
 
     failures_max: int = 3
     rest_s: float = 10.0
@@ -153,7 +156,8 @@ def failed(
     terms, failures = TERMS[fault], health.failures + 1
     if not (terms.at_once or health.rests or failures >= rules.failures_max):
         return health._replace(failures=failures)
-    own_s = min(rules.rest_s_max, rules.rest_s * terms.rests * 2.0 ** min(health.rests, DOUBLED_MAX))
+    growing = terms.rests * 2.0 ** min(health.rests, DOUBLED_MAX)
+    own_s = min(rules.rest_s_max, rules.rest_s * (growing if terms.lasting else min(LONGEST, growing)))
     until_s = max(told_s, now_s + own_s) if health.rests or not told_s else told_s
     return Health(failures, health.rests + 1, fault, began_s=now_s, until_s=until_s, told_s=told_s, at_s=now_s)
 

@@ -28,7 +28,7 @@ from gateway.core.openai.vendors.mend import Mender
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
 from gateway.core.pool.identity import identity_in, is_other_model
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
-from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol
+from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol, UpstreamTimeout
 from gateway.service.loop.bodies import PromptSize, output_bound, price_of, size_in_bytes, worst_case
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.pool.rests import Flight, Rests
@@ -286,6 +286,8 @@ class StepCall:
         record.named = self._named or None
         if error is not None:
             record.error = error.code if isinstance(error, BatonError) else "cancelled"
+        if isinstance(error, UpstreamTimeout) and error.hasty:
+            record.error = DeadlineExceeded.code  # of the request, which says nothing about the worker
         if isinstance(error, UpstreamError):
             record.upstream_status, record.dispatched = error.upstream_status, error.dispatched
         self._run.record.attempts.append(record)

@@ -141,6 +141,8 @@ class Rests:
     def without(self, workers: Sequence[WorkerSpec], failed: frozenset[str]) -> Sequence[WorkerSpec]:
         """These workers without those that a plan should do without, where others are left beside those with the
         handles `failed`."""
+        if not self._resting and not self._crowded:
+            return workers
         out = self.of([spec for spec in workers if spec.handle not in failed])
         return [spec for spec in workers if spec not in out] if out else workers
 
@@ -188,7 +190,8 @@ class Rests:
         """Note how a call ended. A status that blames the request shows that the worker answers."""
         now_s = self._now_s()
         alive = flight.heard or (flight.place.answered_s or 0.0) > flight.left_s
-        fault = fault_of(error, alive=alive) if isinstance(error, UpstreamError) else None
+        own = flight.spec.url not in BUILTINS  # those run in this process
+        fault = fault_of(error, alive=alive) if isinstance(error, UpstreamError) and own else None
         answers = error is None or (isinstance(error, UpstreamError) and error.upstream_status is not None)
         if answers:
             self.heard(flight)

@@ -174,8 +174,18 @@ def test_a_worker_over_its_limit_for_an_hour_is_asked_fifteen_times_at_most(retr
     assert asked_in(HOUR_S, "rate_limited", retry_after_s) <= 15
 
 
-def test_a_hung_worker_costs_less_than_one_call_a_minute() -> None:
-    assert asked_in(HOUR_S, "silent", None) <= 10
+@pytest.mark.parametrize("fault", ["silent", "slow", "failed", "unreachable", "missing"])
+def test_one_that_hangs_or_is_dead_costs_one_call_a_minute(fault: Fault) -> None:
+    assert 55 <= asked_in(HOUR_S, fault, None) <= 60 + RULES.failures_max + 3
+
+
+@pytest.mark.parametrize("fault", [fault for fault in get_args(Fault) if not TERMS[fault].lasting])
+def test_one_that_recovers_is_back_within_a_minute(fault: Fault) -> None:
+    health, now_s = HEALTHY, 0.0
+    for _ in range(30):
+        health = fails(health, fault, now_s)
+        now_s = max(now_s, health.until_s)
+    assert health.left_s(health.began_s) == 60.0
 
 
 faults = st.sampled_from(get_args(Fault))
