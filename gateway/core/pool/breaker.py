@@ -2,8 +2,8 @@
 
 A breaker is *closed* while calls succeed. It opens when enough calls in a row have failed by the worker's own fault:
 the worker *rests*. When the rest is over it is *due*: one call tries it, and that call closes the breaker or begins the
-next rest, which is twice as long, up to a bound. Some faults speak for every call (a rate limit, an unpaid bill, a refused key,
-silence for the whole of the worker's time), so one of them is enough.
+next rest, which is twice as long, up to a bound. Some faults speak for every call (a rate limit, an unpaid bill, a
+refused key, silence for the whole of the worker's time), so one of them is enough.
 
 A refused key or an unpaid bill is a fault of the account: all workers with the same key at the same host rest.
 """
