@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.money.amounts import cost_nano, input_tokens_bound, worst_case_nano
+from gateway.core.openai.finish import finish_reason
 from gateway.core.openai.reply import reply_text
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import UpstreamError, UpstreamRefused
@@ -268,7 +269,7 @@ def _answer(spec: WorkerSpec, reply: WorkerReply, nano: int) -> dict[str, Any]:
         "input_tokens": reply.usage.prompt_tokens,
         "output_tokens": reply.usage.completion_tokens,
         "nano": nano,
-        "finish_reason": choice.get("finish_reason") or "stop",
+        "finish_reason": finish_reason(choice.get("finish_reason")) or "stop",
         "version": spec.version,
     }
     flags = {"refusal": refused, "estimated": reply.usage.estimated}

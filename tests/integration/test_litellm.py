@@ -196,7 +196,11 @@ class CachingGemini(Gemini):
         return {**body, "usageMetadata": usage | {"totalTokenCount": 1_012 + 30 + usage["candidatesTokenCount"]}}
 
 
-CACHED = {"cache_read_input_tokens": 1_000, "cache_creation_input_tokens": 500}
+CACHED = {
+    "cache_read_input_tokens": 1_000,
+    "cache_creation_input_tokens": 500,
+    "cache_creation": {"ephemeral_5m_input_tokens": 400, "ephemeral_1h_input_tokens": 100},
+}
 RATES = {
     "input_usd_per_mtok": Decimal(1),
     "output_usd_per_mtok": Decimal(5),
@@ -227,11 +231,11 @@ async def test_cached_written_and_reasoning_tokens_are_charged_to_the_nano_dolla
     rest, kinds = (
         12 * (2_000 if tiers else 1_000),
         {
-            "anthropic": 1_000 * 100 + 500 * 1_250 + 7 * 5_000,
+            "anthropic": 1_000 * 100 + 400 * 1_250 + 100 * 2_000 + 7 * 5_000,
             "gemini": 1_000 * 100 + 30 * 10_000 + 7 * 5_000,
         },
     )
-    details = {"anthropic": {"cached_tokens": 1_000, "cache_write_tokens": 500},
+    details = {"anthropic": {"cached_tokens": 1_000, "cache_write_tokens": 500, "cache_write_1h_tokens": 100},
                "gemini": {"cached_tokens": 1_000, "reasoning_tokens": 30}}  # fmt: skip
     [step] = running.record.steps
     assert details[vendor].items() <= (step.usage_details or {}).items()

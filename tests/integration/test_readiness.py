@@ -155,9 +155,9 @@ async def test_the_filters_of_a_job_hold(pg_engine: AsyncEngine) -> None:
 
 
 async def test_the_bound_is_counted_over_the_versions_that_a_job_trains_on(pg_engine: AsyncEngine) -> None:
-    """The job's own reader makes it of the selected requests, so that a version's few requests may all be the latest."""
-    older, newer = ({"policy_version": f"conductor@{number}"} for number in (7, 8))
-    await add(pg_engine, a_rollout(rounds=[a_round(**older)], **older), a_rollout(rounds=[a_round(**newer)], **newer))
+    """The job's own reader makes it of the selected requests: a version's few may all be the latest."""
+    versions: tuple[dict[str, Any], ...] = tuple({"policy_version": f"conductor@{number}"} for number in (7, 8))
+    await add(pg_engine, *(a_rollout(rounds=[a_round(**version)], **version) for version in versions))
     (one,) = await counted(pg_engine, {"policy_versions": ["conductor@8"]})
     assert one.sampled
 

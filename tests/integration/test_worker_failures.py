@@ -16,6 +16,7 @@ from gateway.adapters.upstream.client import http_client
 from gateway.adapters.upstream.http import HttpWorkers
 from gateway.adapters.upstream.http1 import connection
 from gateway.core.money.amounts import Usage
+from gateway.core.openai.vendors.usage import read_usage
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall, WorkerReply
@@ -42,6 +43,14 @@ def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
 def sends(*pieces: bytes, pause_s: float = 0.0) -> Handler:
     """A worker that sends these bytes and hangs up."""
     return lambda request: raw_reply(*pieces, gap_s=pause_s)
+
+
+def streams(usage: Any) -> Handler:
+    """A worker that streams `four` with this usage."""
+    last = event(
+        {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [], "usage": usage}
+    )
+    return sends(EVENTS + chunk({"content": "four"}) + chunk({}, "stop") + last + b"data: [DONE]\n\n")
 
 
 def replies(body: bytes, *headers: str) -> Handler:
@@ -200,7 +209,7 @@ async def test_no_usage_is_estimated_and_says_so(workers: HttpWorkers) -> None:
     assert chunks[-1]["usage"]["completion_tokens"] == 11
 
 
-@pytest.mark.parametrize("lie", [{"prompt_tokens": -5, "completion_tokens": 3}, {"prompt_tokens": 1.5}, ["no"], {}])
+@pytest.mark.parametrize("lie", [{"prompt_tokens": -5, "completion_tokens": "3x"}, {"prompt_tokens": 1.5}, ["no"], {}])
 async def test_usage_that_is_nonsense_counts_as_none(workers: HttpWorkers, lie: Any) -> None:
     reply = await whole(workers, replies(completion("four", lie)))
     assert reply.usage.estimated
@@ -208,14 +217,34 @@ async def test_usage_that_is_nonsense_counts_as_none(workers: HttpWorkers, lie: 
 
 
 async def test_usage_above_the_worker_s_whole_context_is_cut(workers: HttpWorkers) -> None:
-    lie = {"prompt_tokens": 10**12, "completion_tokens": 10**12}
-    reply = await whole(workers, replies(completion("four", lie)))
-    assert reply.usage == Usage(8192, 8192, estimated=True)
+    lie = {
+        "prompt_tokens": 8193,
+        "completion_tokens": 10**12,
+        "completion_tokens_details": {"reasoning_tokens": 10**12},
+    }
+    for reply in (
+        (await whole(workers, replies(completion("four", lie)))).usage,
+        read_usage((await streamed(workers, streams(lie)))[-1]),
+    ):
+        assert reply is not None
+        assert (reply.prompt_tokens, reply.completion_tokens, reply.estimated, reply.clipped) == (
+            8192,
+            8192,
+            True,
+            True,
+        )
 
 
-async def test_a_bill_above_what_was_asked_is_charged_in_full(workers: HttpWorkers) -> None:
-    thinking = {"prompt_tokens": 9, "completion_tokens": 900}  # max_tokens was 50
+async def test_a_bill_of_several_times_what_was_asked_is_cut_unless_it_is_for_thinking(workers: HttpWorkers) -> None:
+    lie = {"prompt_tokens": 9, "completion_tokens": 900}  # max_tokens was 50
+    thinking = {**lie, "completion_tokens_details": {"reasoning_tokens": 890}}
     assert (await whole(workers, replies(completion("four", thinking)))).usage == Usage(9, 900)
+    for reply in (
+        (await whole(workers, replies(completion("four", lie)))).usage,
+        read_usage((await streamed(workers, streams(lie)))[-1]),
+    ):
+        assert reply is not None
+        assert (reply.prompt_tokens, reply.completion_tokens, reply.estimated, reply.clipped) == (9, 200, True, True)
 
 
 async def test_a_body_of_100_mib(workers: HttpWorkers) -> None:

@@ -10,7 +10,7 @@ import pytest
 from genai_prices import calc_price
 
 from gateway.core.money.amounts import Usage, worst_case_nano
-from gateway.core.money.details import PLACES, details_json, read_details, sum_details
+from gateway.core.money.details import PLACES, details_json, sum_details
 from gateway.core.openai.vendors.usage import read_usage, usage_body
 from gateway.core.pool.revision import revision_of
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash
@@ -128,11 +128,13 @@ async def test_a_reply_of_workers_that_report_no_parts_says_none(stream: bool) -
     ],
 )
 def test_parts_are_read_under_vendors_own_names_too(usage: dict[str, Any], details: dict[str, int]) -> None:
-    assert read_details(usage) == details
+    read = read_usage({"usage": {"prompt_tokens": 10, "completion_tokens": 10, "total_tokens": 20, **usage}})
+    assert read is not None
+    assert read.details == details
 
 
 def test_every_part_goes_there_and_back() -> None:
-    usage = Usage(100, 100, details={part: number for number, part in enumerate(PLACES)})
+    usage = Usage(100, 100, details={part: len(PLACES) - number for number, part in enumerate(PLACES)})
     again = read_usage({"usage": usage_body(usage)})
     assert again is not None
     assert again.details == usage.details
@@ -177,6 +179,28 @@ def test_a_hold_counts_on_no_discount_and_covers_every_surcharge() -> None:
     assert sound is not None
     assert worst_case_nano(sound, 1_000, 0) == 1_000 * 300
     assert worst_case_nano(sound, 1_000, 0, media=True) == 1_000 * 1_000
+
+
+@pytest.mark.parametrize("where", ["part", "tool", "params"])
+async def test_a_cache_for_an_hour_is_held_for_at_its_price(where: str) -> None:
+    worker = listed("claude", kind="litellm", model="anthropic/claude-sonnet-4-5")
+    bounds = []
+    for ttl in ("5m", "1h"):
+        mark = {"cache_control": {"type": "ephemeral", "ttl": ttl}}
+        text = {"type": "text", "text": "x" * 4096, **(mark if where == "part" else {})}
+        message = {"role": "user", "content": [text]}
+        tool = {"type": "function", "function": {"name": "f"}, **(mark if where == "tool" else {})}
+        spec = worker.model_copy(update={"params": mark if where == "params" else {}})
+        details = {"cache_write_tokens": 4_000, "cache_write_1h_tokens": 4_000 if ttl == "1h" else 0}
+        said = {"claude": [Says(usage=Usage(4_000, 9, details=details))]}
+        kit = Kit(workers=said, pools=PoolFile(workers=(spec,), pools={"default": ("claude",)}))
+        running = await kit.serve(ask(model="claude", messages=[message], tools=[tool], max_tokens=16))
+        assert running.error is None
+        [dispatch] = kit.journal.of_kind("dispatch")
+        assert running.record.cost_nano == 4_000 * (6_000 if ttl == "1h" else 3_750) + 9 * 15_000
+        bounds.append(dispatch.payload["bound_nano"])
+        assert bounds[-1] >= running.record.cost_nano
+    assert bounds[1] / bounds[0] == pytest.approx(6 / 3.75, rel=0.02)
 
 
 async def test_what_is_held_for_a_prompt_with_sound_is_at_the_price_of_sound() -> None:

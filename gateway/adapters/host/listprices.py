@@ -20,6 +20,7 @@ NAMES: Mapping[str, str] = {  # the package's names of prices, and Baton's
     "output_mtok": "output_usd_per_mtok",
     "cache_read_mtok": "cache_read_usd_per_mtok",
     "cache_write_mtok": "cache_write_usd_per_mtok",
+    "cache_write_1h_mtok": "cache_write_1h_usd_per_mtok",
     "input_audio_mtok": "input_audio_usd_per_mtok",
     "input_image_mtok": "input_image_usd_per_mtok",
     "output_reasoning_mtok": "reasoning_usd_per_mtok",
@@ -101,7 +102,7 @@ def _vendor_amounts(prices: ListPrice, start: int) -> Amounts:
 def _differences(price: Price | None, amounts: Amounts, prices: ListPrice) -> list[Difference]:
     gaps = []
     for name, usd in amounts.items():
-        in_file = getattr(price, name) if price is not None else None
+        in_file = price.amount(name) if price is not None else None
         if in_file != usd:
             is_old = in_file is not None and any(in_file == former.get(name) for former in prices.former)
             gaps.append(Difference(name, in_file, usd, is_old))

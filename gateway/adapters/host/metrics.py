@@ -13,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from gateway.core.log.alerts import KINDS
 from gateway.core.log.rollout import RolloutRecord, StepRecord
+from gateway.core.money.details import BILLED
 from gateway.core.policies.versions import Standing
 from gateway.core.policies.watch import SERVER_FAULTS
 from gateway.core.pool.workers import NANO_PER_USD
@@ -230,7 +231,8 @@ class PrometheusMetrics:
             "completion": step.completion_tokens,
             **{kind.removesuffix("_tokens"): tokens for kind, tokens in (step.usage_details or {}).items()},
         }.items():
-            self._of(self._tokens, step.worker, kind).inc(tokens)
+            if kind != BILLED:
+                self._of(self._tokens, step.worker, kind).inc(tokens)
 
     def _of(self, metric: M, *values: str) -> M:
         """`metric.labels`, which takes a lock and makes texts. Not for metrics that forget series."""

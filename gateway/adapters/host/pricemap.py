@@ -20,6 +20,7 @@ PRICES = {  # Baton's names of prices, and the map's
     "output_usd_per_mtok": "output_cost_per_token",
     "cache_read_usd_per_mtok": "cache_read_input_token_cost",
     "cache_write_usd_per_mtok": "cache_creation_input_token_cost",
+    "cache_write_1h_usd_per_mtok": "cache_creation_input_token_cost_above_1hr",
     "input_audio_usd_per_mtok": "input_cost_per_audio_token",
     "output_audio_usd_per_mtok": "output_cost_per_audio_token",
     "reasoning_usd_per_mtok": "output_cost_per_reasoning_token",

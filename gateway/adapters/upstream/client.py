@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -30,8 +31,8 @@ from gateway.core.money.amounts import Usage
 from gateway.core.openai.body import parse_json
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.tasks.fields import Sound
-from gateway.core.openai.tasks.replies import check_task, is_raw, task_tokens, units_of
-from gateway.core.openai.vendors.usage import read_usage, usage_body
+from gateway.core.openai.tasks.replies import check_task, is_raw, units_of
+from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.breaker import HEALTHY, RestRules, abandoned, failed, tried
 from gateway.errors import (
     ConductorError,
@@ -339,10 +340,13 @@ def task_reply(call: WorkerCall, body: dict[str, Any], kind: str = "") -> Worker
     """The reply to a request that is no conversation, with the units and the tokens that will be billed. Raises
     UpstreamProtocol."""
     reply = check_task(call.endpoint, body)
-    reported = read_usage(reply) or task_tokens(reply)
+    usage, spec = read_usage(reply), call.worker
     units = units_of(call.endpoint, call.body, reply)
-    usage = Usage(reported.prompt_tokens, reported.completion_tokens, details={**reported.details, **units})
-    return WorkerReply(reply, usage, {"content-type": kind})
+    if usage is not None:
+        most = {"max_tokens": spec.output_tokens_max * units.get("images", 1)}
+        usage = billed_usage(usage, most, 0, 0, spec.context_tokens)
+    usage = usage or Usage()
+    return WorkerReply(reply, replace(usage, details={**usage.details, **units}), {"content-type": kind})
 
 
 def tool_completion(call: WorkerCall, content: str, usage: Usage) -> dict[str, Any]:

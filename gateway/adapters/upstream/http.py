@@ -23,6 +23,7 @@ from gateway.core.openai.reply import TextChunk, chunks_of, read_text
 from gateway.core.openai.responses.outbound import Chunks, to_completion, to_request
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.texts import as_chat, check_embeddings, chunk_as_chat
+from gateway.core.openai.vendors.dialects import UsageTally
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, billed_usage, read_usage, text_bytes, usage_body
 from gateway.core.pool.models import model_of
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
@@ -234,7 +235,7 @@ class StreamTally:
     def __init__(self) -> None:
         self.done = False
         self._finished = False
-        self._usage: Usage | None = None
+        self._usage = UsageTally()
         self.text_bytes = 0
         self._head: dict[str, Any] = dict(HEAD)
         self.text: TextChunk | None = None  # the latest chunk, where it holds nothing but text
@@ -245,9 +246,8 @@ class StreamTally:
         for key in HEAD:
             if key in chunk:
                 head[key] = chunk[key]
-        if "usage" in chunk:
-            self._usage = read_usage(chunk) or self._usage
-            del chunk["usage"]
+        self._usage.add(chunk)
+        chunk.pop("usage", None)
         choices = chunk.get("choices") or ()
         for choice in choices:
             self.text_bytes += text_bytes((choice["delta"],))
@@ -258,7 +258,7 @@ class StreamTally:
         """What names the reply, and the usage to bill. Raises UpstreamProtocol if the stream ended too early."""
         if not (self.done or self._finished):
             raise UpstreamProtocol("the worker's stream ended before its reply was complete")
-        usage = billed_usage(self._usage, body, request_bytes, self.text_bytes, call.worker.context_tokens)
+        usage = billed_usage(self._usage.usage(), body, request_bytes, self.text_bytes, call.worker.context_tokens)
         head = self._current_head()
         return {**head, "model": head["model"] or call.worker.model}, usage
 

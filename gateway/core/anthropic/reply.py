@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.core.anthropic.thinking import Display, origin_of, thinking_blocks
+from gateway.core.openai.finish import STOPS
 from gateway.errors import BadRequest, BatonError
 
-STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use", "content_filter": "refusal"}
 KEY_HEADER = "x-api-key"
 VERSION_HEADER = "anthropic-version"
 OVERLOADED = 529
@@ -93,17 +93,23 @@ def usage_of(completion: Mapping[str, Any]) -> dict[str, Any]:
     usage = completion.get("usage") or {}
     read = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     written = (usage.get("prompt_tokens_details") or {}).get("cache_write_tokens")
+    hour = (usage.get("prompt_tokens_details") or {}).get("cache_write_1h_tokens")
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
     prompt = usage.get("prompt_tokens") or 0
     counts: dict[str, Any] = {
         "input_tokens": max(0, prompt - (read or 0) - (written or 0)),
         "cache_creation_input_tokens": written,
+        "cache_creation": None if hour is None else _writes(written or hour, hour),
         "cache_read_input_tokens": read,
         "output_tokens": usage.get("completion_tokens") or 0,
         "output_tokens_details": None if thought is None else {"thinking_tokens": thought},
         "service_tier": "priority" if completion.get("service_tier") == "priority" else "standard",
     }
     return {name: value for name, value in counts.items() if value is not None}
+
+
+def _writes(written: int, hour: int) -> dict[str, int]:
+    return {"ephemeral_5m_input_tokens": written - hour, "ephemeral_1h_input_tokens": hour}
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -32,7 +32,8 @@ class Usage:
     """The tokens of one call. `estimated`: the worker did not report these counts. `unreported`: it reported none at
     all, and a byte count replaces the tokenizer's count. `bill_nano`: what the worker says the call cost; it is charged
     only where the pool file says that the worker bills. `details`: the parts that the worker reported, by the names of
-    `core/money/details.py`."""
+    `core/money/details.py`. `hidden`: tokens of the completion that only the report's total shows. `clipped`: the
+    report was a multiple of what was asked for, and was cut."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -40,6 +41,8 @@ class Usage:
     unreported: bool = field(default=False, compare=False)
     bill_nano: int | None = field(default=None, compare=False)
     details: Mapping[str, int] = field(default_factory=dict, compare=False)
+    hidden: int = field(default=0, compare=False)
+    clipped: bool = field(default=False, compare=False)
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -62,20 +65,32 @@ def cost_nano(price: Price, usage: Usage) -> int:
 
 
 def worst_case_nano(
-    price: Price, input_tokens_bound: int, output_tokens_max: int, attempts: int = 1, *, media: bool = False
+    price: Price,
+    input_tokens_bound: int,
+    output_tokens_max: int,
+    attempts: int = 1,
+    *,
+    media: bool = False,
+    hour: bool = False,
 ) -> int:
     """The largest cost of `attempts` attempts of one call, in nano-dollars: each token at the dearest price that it may
-    have. `media`: whether the request has sound or images."""
-    input_rate, output_rate = price.worst(input_tokens_bound, media=media)
+    have. `media`: whether the request has sound or images. `hour`: whether it is cached for an hour."""
+    input_rate, output_rate = price.worst(input_tokens_bound, media=media, hour=hour)
     per_million = input_rate * input_tokens_bound + output_rate * output_tokens_max
     return attempts * (-(-per_million // 1_000_000) + price.call_nano)
 
 
 def output_tokens_that_fit(
-    price: Price, input_tokens_bound: int, budget_nano: int, attempts: int = 1, *, media: bool = False
+    price: Price,
+    input_tokens_bound: int,
+    budget_nano: int,
+    attempts: int = 1,
+    *,
+    media: bool = False,
+    hour: bool = False,
 ) -> int:
     """The largest output bound whose worst case fits `budget_nano`. Negative if even the input does not fit."""
-    input_rate, output_rate = price.worst(input_tokens_bound, media=media)
+    input_rate, output_rate = price.worst(input_tokens_bound, media=media, hour=hour)
     millionths = (budget_nano // attempts - price.call_nano) * 1_000_000 - input_rate * input_tokens_bound
     if millionths < 0:
         return -1

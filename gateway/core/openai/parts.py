@@ -151,6 +151,15 @@ def without_cache_control(body: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, **lists}
 
 
+def caches_an_hour(body: Mapping[str, Any]) -> bool:
+    """Whether the prompt in a body, or a part of it, is to be cached for an hour and not for five minutes."""
+    items = [item for name in ("messages", "tools") for item in body.get(name) or ()]
+    lists = (item.get("content") for item in items)
+    parts = (part for content in lists if isinstance(content, list) for part in content)
+    marks = (item.get("cache_control") for item in (body, *items, *parts))
+    return any(isinstance(mark, Mapping) and mark.get("ttl") not in (None, "5m") for mark in marks)
+
+
 def _is_cached(item: Mapping[str, Any]) -> bool:
     content = item.get("content")
     return "cache_control" in item or (isinstance(content, list) and any("cache_control" in part for part in content))

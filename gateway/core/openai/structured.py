@@ -24,6 +24,7 @@ from pydantic_core import SchemaValidator, core_schema
 from pydantic_core import ValidationError as PatternMismatch
 from referencing import Registry
 
+from gateway.core.openai.finish import CUT
 from gateway.errors import BadRequest
 
 NODES_MAX = 4_000  # objects in one schema
@@ -36,7 +37,6 @@ _EXTERNAL = ("$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef",
 _UNBOUNDED = ("patternProperties", "unevaluatedProperties", "unevaluatedItems")
 _NAMED_SCHEMAS = ("properties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("enum", "const", "default", "examples", "required", "dependentRequired", "type")
-_CUT_REASONS = ("length", "content_filter")  # of a reply that was cut short: the client gets it, with that reason
 _TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?P<least>\d{1,9})(?:,(?P<most>\d{1,9})?)?\}\??|.", re.DOTALL)
 _steps_left: ContextVar[list[int]] = ContextVar("steps_left")
 
@@ -51,7 +51,7 @@ class ReplyShape:
         """Describe in one line what is wrong with one choice of a completion. None if the choice fits, or is no answer
         at all (a refusal, a tool call, a cut reply)."""
         message = choice.get("message") or {}
-        cut = choice.get("finish_reason") in _CUT_REASONS
+        cut = choice.get("finish_reason") in CUT  # the client gets it, with that reason
         if cut or message.get("refusal") or message.get("tool_calls") or message.get("function_call"):
             return None
         content = message.get("content")

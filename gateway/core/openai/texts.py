@@ -16,6 +16,7 @@ from typing import Any
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import FIELDS as CHAT_FIELDS
 from gateway.core.openai.chat import TOKENS_MAX, ChatRequest, Endpoint, Fate
+from gateway.core.openai.finish import finish_reason
 from gateway.core.openai.shapes import (
     Check,
     any_of,
@@ -158,7 +159,10 @@ def _chat_choice(choice: dict[str, Any], part: str, base: Mapping[str, Any]) -> 
     content = choice.get("text")
     if not isinstance(content, str | None) or (content is None and part == "message"):
         raise UpstreamProtocol("the worker's reply has no choices with a text")
-    return {**{k: v for k, v in choice.items() if k != "text"}, part: {**base, "content": content or ""}}
+    fields = {name: value for name, value in choice.items() if name != "text"}
+    if "finish_reason" in fields:
+        fields["finish_reason"] = finish_reason(fields["finish_reason"])
+    return {**fields, part: {**base, "content": content or ""}}
 
 
 def text_completion(chat_body: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from decimal import Decimal
 from functools import cached_property
+from itertools import product
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -23,6 +24,7 @@ PartPrice = Annotated[Decimal, Field(ge=0, le=100_000)] | None
 # Each part of a prompt or reply (core/money/details.py) that may have a price of its own, and the price's name.
 PROMPT_PARTS = {
     "cached_tokens": "cache_read_usd_per_mtok",
+    "cache_write_1h_tokens": "cache_write_1h_usd_per_mtok",
     "cache_write_tokens": "cache_write_usd_per_mtok",
     "input_audio_tokens": "input_audio_usd_per_mtok",
     "input_image_tokens": "input_image_usd_per_mtok",
@@ -33,6 +35,8 @@ REPLY_PARTS = {
     "output_image_tokens": "output_image_usd_per_mtok",
 }
 MEDIA_PARTS = frozenset(part for part in (*PROMPT_PARTS, *REPLY_PARTS) if "audio" in part or "image" in part)
+HOUR_PARTS = frozenset({"cache_write_1h_tokens"})
+HOUR_RATIO = Decimal("1.6")  # of Anthropic's cache writes for an hour, at twice the input, to its others, at 1.25 times
 
 
 class LongPrompt(FrozenModel):
@@ -44,6 +48,7 @@ class LongPrompt(FrozenModel):
     output_usd_per_mtok: PartPrice = Field(default=None, description="as in `price`")
     cache_read_usd_per_mtok: PartPrice = Field(default=None, description="as in `price`")
     cache_write_usd_per_mtok: PartPrice = Field(default=None, description="as in `price`")
+    cache_write_1h_usd_per_mtok: PartPrice = Field(default=None, description="as in `price`")
     input_audio_usd_per_mtok: PartPrice = Field(default=None, description="as in `price`")
     input_image_usd_per_mtok: PartPrice = Field(default=None, description="as in `price`")
     reasoning_usd_per_mtok: PartPrice = Field(default=None, description="as in `price`")
@@ -68,6 +73,9 @@ class Price(FrozenModel):
     call_usd: Decimal = Field(default=Decimal(0), ge=0, le=1_000)
     cache_read_usd_per_mtok: PartPrice = Field(default=None, description="cached prompt tokens; else as input")
     cache_write_usd_per_mtok: PartPrice = Field(default=None, description="tokens written to a cache; else as input")
+    cache_write_1h_usd_per_mtok: PartPrice = Field(
+        default=None, description="tokens written to a cache for an hour; else 1.6 times `cache_write_usd_per_mtok`"
+    )
     input_audio_usd_per_mtok: PartPrice = Field(default=None, description="sound in the prompt; else as input")
     input_image_usd_per_mtok: PartPrice = Field(default=None, description="images in the prompt; else as input")
     reasoning_usd_per_mtok: PartPrice = Field(default=None, description="hidden thinking; else as output")
@@ -124,6 +132,11 @@ class Price(FrozenModel):
         """Nano-dollars per million tokens of each part of a prompt that has a price of its own, rounded up."""
         return self._rates(PROMPT_PARTS)
 
+    @property
+    def has_hours(self) -> bool:
+        """Whether tokens that are cached for an hour have a price of their own."""
+        return not HOUR_PARTS.isdisjoint(self.prompt_part_rates)
+
     @cached_property
     def reply_part_rates(self) -> Mapping[str, int]:
         """The same for the parts of a reply."""
@@ -134,26 +147,34 @@ class Price(FrozenModel):
         """Nano-dollars of one unit of the worker's task, rounded up."""
         return math.ceil((self.unit_usd or 0) * NANO_PER_USD)
 
-    def worst(self, prompt_tokens: int, *, media: bool) -> tuple[int, int]:
+    def amount(self, name: str) -> Decimal | None:
+        """The amount of this name, or the one that stands in for it if it is not given: of cache writes for an hour."""
+        usd: Decimal | None = getattr(self, name)
+        if usd is None and name == PROMPT_PARTS["cache_write_1h_tokens"] and self.cache_write_usd_per_mtok is not None:
+            return HOUR_RATIO * self.cache_write_usd_per_mtok
+        return usd
+
+    def worst(self, prompt_tokens: int, *, media: bool, hour: bool = False) -> tuple[int, int]:
         """The most that a million tokens of prompt and of reply may cost, in nano-dollars, of a prompt of up to so many
-        tokens. `media`: whether the request has sound or images."""
+        tokens. `media`: whether the request has sound or images. `hour`: whether it is cached for an hour."""
         if not self.above:
-            return self._rates_at_most[media]
-        rates = [price._rates_at_most[media] for start, price in self.tiers if prompt_tokens > start or not start]
+            return self._rates_at_most[media, hour]
+        rates = [price._rates_at_most[media, hour] for start, price in self.tiers if prompt_tokens > start or not start]
         return max(rate for rate, _ in rates), max(rate for _, rate in rates)
 
     @cached_property
-    def _rates_at_most(self) -> Mapping[bool, tuple[int, int]]:
-        """The dearest rates of prompt and reply, by whether the request has media."""
+    def _rates_at_most(self) -> Mapping[tuple[bool, bool], tuple[int, int]]:
+        """The dearest rates of prompt and reply, by whether the request has media, and is cached for an hour."""
         rates_of = {}
-        for media in (False, True):
+        for media, hour in product((False, True), repeat=2):
+            idle = (frozenset() if media else MEDIA_PARTS) | (frozenset() if hour else HOUR_PARTS)
             prompt, reply = (
-                [rate for part, rate in rates.items() if media or part not in MEDIA_PARTS]
+                [rate for part, rate in rates.items() if part not in idle]
                 for rates in (self.prompt_part_rates, self.reply_part_rates)
             )
-            rates_of[media] = max(self.input_nano_per_mtok, *prompt, 0), max(self.output_nano_per_mtok, *reply, 0)
+            rates_of[media, hour] = max(self.input_nano_per_mtok, *prompt, 0), max(self.output_nano_per_mtok, *reply, 0)
         return rates_of
 
     def _rates(self, parts: Mapping[str, str]) -> Mapping[str, int]:
-        amounts = {part: getattr(self, name) for part, name in parts.items()}
+        amounts = {part: self.amount(name) for part, name in parts.items()}
         return {part: math.ceil(usd * NANO_PER_USD) for part, usd in amounts.items() if usd is not None}

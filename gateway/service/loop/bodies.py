@@ -23,7 +23,7 @@ from gateway.core.money.amounts import (
 from gateway.core.money.units import units_nano
 from gateway.core.openai.chat import FIELDS, HINTS, Endpoint, choices_in
 from gateway.core.openai.options import custom_as_functions
-from gateway.core.openai.parts import media_kinds, with_results_as_text, without_cache_control
+from gateway.core.openai.parts import caches_an_hour, media_kinds, with_results_as_text, without_cache_control
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import most_units
@@ -129,14 +129,14 @@ def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, s
         draw = task_worst(spec, loop.endpoint, body, size)
         return WorstCase(draw, size.tokens_max)
     price, choices = price_of(spec), choices_in(body)
-    media = carries_media(body)
+    media, hour = carries_media(body), price.has_hours and caches_an_hour({**spec.params, **body})
     if loop.endpoint == "embeddings":  # no output
         tokens = size.tokens if size.context_tokens is not None else size.tokens_max // BYTES_PER_TOKEN
         return WorstCase(Draw(worst_case_nano(price, size.tokens_max, 0, media=media), tokens), size.tokens_max)
     name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
     left_nano = loop.tree.meter.left_nano // share
     rooms = {
-        "cost": output_tokens_that_fit(price, size.tokens_max, left_nano, media=media) // choices,
+        "cost": output_tokens_that_fit(price, size.tokens_max, left_nano, media=media, hour=hour) // choices,
         "tokens": (loop.tree.meter.left_tokens // share - size.tokens) // choices,
         "context": context_room(spec, size) if loop.endpoint == "chat" else body[name],
     }
@@ -148,7 +148,7 @@ def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, s
     lowered = rooms[by] < body[name]
     body[name] = min(body[name], rooms[by])
     bound = output_bound(body)
-    draw = Draw(worst_case_nano(price, size.tokens_max, bound, media=media), size.tokens + bound)
+    draw = Draw(worst_case_nano(price, size.tokens_max, bound, media=media, hour=hour), size.tokens + bound)
     return WorstCase(draw, size.tokens_max, by if lowered else None)
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from gateway.core.log.rollout import RolloutRecord, StepRecord
 from gateway.core.loop.replies.answers import is_refusal
+from gateway.core.openai.finish import FILTERED
 from gateway.core.pool.drift import SIGNALS, Drift, DriftRules, Judged, Signal, Streams, Witnesses
 from gateway.core.pool.identity import Identity
 from gateway.core.pool.workers import MODEL_KINDS
@@ -23,7 +24,6 @@ log = logging.getLogger("baton.drift")
 FLAGS_MAX = 1_000
 IDENTITIES_SEEN_MAX = 10_000  # between two calls of `met`
 SINCE = timedelta(days=7)
-FILTERED = ("content_filter", "refusal")
 OUTCOMES: tuple[Signal, ...] = ("outcome",)
 NAMELESS: Mapping[str, str] = {}
 SERVED: tuple[Signal, ...] = tuple(signal for signal in SIGNALS if signal != "outcome")
@@ -180,7 +180,7 @@ def served_signals(step: StepRecord) -> dict[Signal, float]:
     """What a step that ended says: `slow` in seconds, `long` and `short` in tokens, the others 0 or 1."""
     if step.status == "failed":
         return {"failed": 1.0}
-    declined = step.finish_reason in FILTERED or (step.reply is not None and is_refusal(step.reply))
+    declined = step.finish_reason == FILTERED or (step.reply is not None and is_refusal(step.reply))
     tokens = float(step.completion_tokens)
     seconds = (step.finished_us - step.started_us) / 1e6
     return {"failed": 0.0, "refused": float(declined), "slow": seconds, "long": tokens, "short": tokens}

@@ -21,6 +21,7 @@ from gateway.core.loop.replies.agreement import compare
 from gateway.core.loop.replies.kinds import read_message, read_text, wanted_kind
 from gateway.core.money.amounts import cost_nano, worst_case_nano
 from gateway.core.money.ledger import Scope, windows
+from gateway.core.openai.finish import finish_reason
 from gateway.core.openai.reply import reply_text
 from gateway.core.pool.drift import Signal
 from gateway.core.pool.models import adapt, model_of
@@ -186,7 +187,7 @@ class Probes:
             return ({} if refused else {"failed": 1.0}), (0 if free else bound_nano)
         step.finished_us, step.status = self._clock.now_us(), "done"
         choice: Mapping[str, Any] = next(iter(reply.body.get("choices") or ()), {})
-        step.finish_reason, step.reply = choice.get("finish_reason"), reply_text(reply.body)
+        step.finish_reason, step.reply = finish_reason(choice.get("finish_reason")), reply_text(reply.body)
         step.completion_tokens = reply.usage.completion_tokens
         nano = cost_nano(price_of(spec), reply.usage) if reply.cost_nano is None else reply.cost_nano
         if spec.bills and reply.usage.bill_nano is not None:

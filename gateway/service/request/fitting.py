@@ -78,7 +78,7 @@ async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, 
 
 def _fits(spec: WorkerSpec, bytes_bound: int, caps: Caps, chat: ChatRequest) -> bool:
     """Whether a prompt of so many tokens leaves room in a worker's context, and an answer in the cap on cost."""
-    dear = worst_case_nano(price_of(spec), bytes_bound, OUTPUT_TOKENS_MIN, media=chat.has_media)
+    dear = _worst(spec, bytes_bound, OUTPUT_TOKENS_MIN, chat)
     return dear <= caps.cost_nano and bytes_bound + OUTPUT_TOKENS_MIN <= spec.context_tokens
 
 
@@ -87,17 +87,23 @@ def call_nano(spec: WorkerSpec, sizes: Sizes, output_bound: int, chat: ChatReque
     called once for each choice."""
     if chat.endpoint in TASK_FIELDS:
         return task_worst(spec, chat.endpoint, chat.params, sizes[spec.name]).nano
-    price, input_bound, choices = price_of(spec), sizes[spec.name].tokens_max, chat.choices
+    input_bound, choices = sizes[spec.name].tokens_max, chat.choices
     if "n" in spec.cannot:
-        return choices * worst_case_nano(price, input_bound, output_bound, media=chat.has_media)
-    return worst_case_nano(price, input_bound, output_bound * choices, media=chat.has_media)
+        return choices * _worst(spec, input_bound, output_bound, chat)
+    return _worst(spec, input_bound, output_bound * choices, chat)
 
 
 def check_nano(checker: WorkerSpec, asked: Sequence[WorkerSpec], sizes: Sizes, chat: ChatRequest) -> int:
     """The worst case of one check. Its prompt holds the longest reply besides the request, and the checker's task."""
     size = max(size.tokens_max for size in sizes.values())
     read = size + CHECK_TOKENS_BOUND + REPLY_BYTES_PER_TOKEN * max(spec.output_tokens_max for spec in asked)
-    return worst_case_nano(price_of(checker), read, checker.output_tokens_max, media=chat.has_media)
+    return _worst(checker, read, checker.output_tokens_max, chat)
+
+
+def _worst(spec: WorkerSpec, input_bound: int, output_bound: int, chat: ChatRequest) -> int:
+    price = price_of(spec)
+    hour = price.has_hours and chat.caches_an_hour
+    return worst_case_nano(price, input_bound, output_bound, media=chat.has_media, hour=hour)
 
 
 def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Caps) -> Choice:

@@ -234,7 +234,7 @@ def test_calls_without_end_are_bounded() -> None:
 
 
 def test_cached_tokens_are_counted_apart() -> None:
-    usage = {
+    usage: dict[str, Any] = {
         "prompt_tokens": 100,
         "completion_tokens": 9,
         "prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30},
@@ -248,6 +248,9 @@ def test_cached_tokens_are_counted_apart() -> None:
         "output_tokens_details": {"thinking_tokens": 4},
         "service_tier": "priority",
     }
+    usage["prompt_tokens_details"] |= {"cache_write_1h_tokens": 20}
+    hours = whole(completion(usage=usage, content="x"))["usage"]
+    assert hours["cache_creation"] == {"ephemeral_5m_input_tokens": 10, "ephemeral_1h_input_tokens": 20}
     assert whole(completion(content="x"))["usage"] == {
         "input_tokens": 7,
         "output_tokens": 3,

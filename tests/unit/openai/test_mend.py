@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from gateway.core.openai.finish import FINISH_REASONS
 from gateway.core.openai.reply import ReplyBuilder
-from gateway.core.openai.vendors.mend import CALLS_MAX, FINISH_REASONS, Mender
+from gateway.core.openai.vendors.mend import CALLS_MAX, Mender
 
 ORIGIN = "0123456789ab"
 

@@ -18,7 +18,6 @@ from gateway.core.openai.tasks.replies import (
     logged_params,
     most_units,
     reply_of,
-    task_tokens,
     to_log,
     units_of,
 )
@@ -169,12 +168,6 @@ def test_other_replies_cost_what_was_made() -> None:
     assert units_of("images", GOOD["images"], {"data": [{}]}) == {"images": 1}
     assert units_of("images", GOOD["images"], {"data": [{}] * 9}) == {"images": 3}
     assert units_of("speech", GOOD["speech"], {}) == {"characters": 5}
-
-
-def test_tokens_are_read_under_their_newer_names() -> None:
-    assert task_tokens({"usage": {"input_tokens": 7, "output_tokens": 9}}) == Usage(7, 9)
-    assert task_tokens({"usage": {"input_tokens": -1, "output_tokens": "9"}}) == Usage()
-    assert task_tokens({}) == Usage()
 
 
 def test_units_cost_their_price_rounded_up_and_are_no_tokens() -> None:

@@ -57,6 +57,7 @@ def test_what_differs_is_told_and_what_the_vendor_asked_before_is_old() -> None:
         "input_usd_per_mtok": (Decimal(6), True),
         "output_usd_per_mtok": (Decimal(14), False),
         "cache_write_usd_per_mtok": (None, False),
+        "cache_write_1h_usd_per_mtok": (None, False),
     }
 
 
@@ -108,6 +109,7 @@ def test_the_command_compares_and_fills(tmp_path: Path, capsys: pytest.CaptureFi
         f"warn claude: output_usd_per_mtok: 14 is not the vendor's; {claude_now} asks 15",
         f"warn claude: cache_read_usd_per_mtok: is not in the file; {claude_now} asks 0.3",
         f"warn claude: cache_write_usd_per_mtok: is not in the file; {claude_now} asks 3.75",
+        f"warn claude: cache_write_1h_usd_per_mtok: is not in the file; {claude_now} asks 6",
         "ok   gpt: as openai gpt-5.1",
         "--   own: no list price",
         "--   vote: no list price",

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gateway.core.money.amounts import Usage
 from gateway.core.openai.body import parse_json
-from gateway.core.openai.vendors.usage import billed_usage, read_usage
+from gateway.core.openai.finish import finish_reason
+from gateway.core.openai.vendors.dialects import UsageTally
+from gateway.core.openai.vendors.usage import billed_usage
 from gateway.errors import ConductorError
 from gateway.service.ports.request import ConductorChunk, ConductorEnd
 
@@ -65,7 +66,7 @@ class PlanStream:
         self._text_bytes_max = text_bytes_max
         self._text_bytes = 0
         self._prompt_ids: tuple[int, ...] = ()
-        self._usage: Usage | None = None
+        self._usage = UsageTally()
         self._finish: str | None = None
         self._error: ConductorError | None = None
         self.is_over = False
@@ -107,7 +108,7 @@ class PlanStream:
             raise ConductorError(
                 "down", f"the conductor failed while it decoded: {str(body['error'])[:MESSAGE_CHARS_MAX]}"
             )
-        self._usage = read_usage(body) or self._usage
+        self._usage.add(body)
         if isinstance(model := body.get("model"), str) and model:
             self._model = model
         try:
@@ -128,7 +129,7 @@ class PlanStream:
         if not choices:
             return None
         choice = choices[0]
-        self._finish = choice.get("finish_reason") or self._finish
+        self._finish = finish_reason(choice.get("finish_reason")) or self._finish
         text = choice["delta"].get("content") or ""
         entries = json_objects((choice.get("logprobs") or {}).get("content"))
         ids = _ints(choice.get("token_ids"))
@@ -143,7 +144,7 @@ class PlanStream:
         if self._finish is None:
             raise ConductorError("down", "the conductor hung up before the plan was complete")
         request_bytes = len(json.dumps(request["messages"]).encode())
-        usage = billed_usage(self._usage, request, request_bytes, self._text_bytes)
+        usage = billed_usage(self._usage.usage(), request, request_bytes, self._text_bytes)
         return ConductorEnd(self._model, usage, self._prompt_ids, self._finish)
 
 

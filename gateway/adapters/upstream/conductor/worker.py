@@ -14,6 +14,7 @@ from typing import Any, Literal
 from gateway.adapters.upstream.client import Breaker, Items, guarded
 from gateway.core.loop.plan import portable_schema
 from gateway.core.money.amounts import Usage
+from gateway.core.openai.finish import finish_reason
 from gateway.core.openai.vendors.usage import read_usage
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, ConductorError, UpstreamError, UpstreamTimeout
@@ -89,7 +90,7 @@ def tokens_name(spec: WorkerSpec) -> str:
 
 def _finish(chunk: Mapping[str, Any]) -> str | None:
     reason = (chunk.get("choices") or [{}])[0].get("finish_reason")
-    return reason if isinstance(reason, str) else None
+    return finish_reason(reason)
 
 
 def _text(chunk: Mapping[str, Any]) -> str:

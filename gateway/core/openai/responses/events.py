@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gateway.core.openai.finish import INCOMPLETE
 from gateway.core.openai.responses.items import citations, text_part
 from gateway.core.openai.responses.reply import (
-    INCOMPLETE,
     REASONING,
     Head,
     call_item,

@@ -11,13 +11,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.core.openai.finish import CUT, finish_reason
 from gateway.core.openai.responses.items import to_input_items
 
 FORMAT = "openai-responses-v1"
 REASONING, HOSTED_ITEM = "reasoning.encrypted", "responses.item"  # types of details
 INCLUDE_STATE = "reasoning.encrypted_content"
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
-LIMITS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 STATUSES = {"rate_limit_exceeded": 429, "server_error": 500, "invalid_prompt": 400}  # of errors in a reply
 OWN_ITEMS = ("message", "function_call", "custom_tool_call", "reasoning")
 _DROPPED = ("messages", "stream_options", "n", "store", "top_logprobs", "logprobs", "max_tokens", "metadata")
@@ -154,7 +154,7 @@ def to_completion(response: Mapping[str, Any]) -> dict[str, Any]:
         "created": response.get("created_at"),
         "model": response.get("model"),
         "choices": [choice | ({"logprobs": {"content": logprobs, "refusal": None}} if logprobs else {})],
-        "usage": _usage(response.get("usage")),
+        "usage": response.get("usage"),
         **_tier(response),
     }
 
@@ -259,16 +259,16 @@ class Chunks:
 
     def finish_reason(self, response: Mapping[str, Any]) -> str:
         """Why the reply ended, in chat's words."""
-        reason = _object(response.get("incomplete_details")).get("reason")
-        if response.get("status") == "incomplete" and reason in LIMITS:
-            return LIMITS[reason]
+        reason = finish_reason(_object(response.get("incomplete_details")).get("reason"))
+        if response.get("status") == "incomplete" and reason in CUT:
+            return str(reason)
         return "tool_calls" if self._calls else "stop"
 
     def _last(self, response: Mapping[str, Any], kind: str) -> dict[str, Any]:
         if kind in ("response.failed", "response.cancelled"):
             return {"error": _error({"status": "failed", **response})}
         end = {"index": 0, "delta": {}, "finish_reason": self.finish_reason(response)}
-        return {"choices": [end], "usage": _usage(response.get("usage")), **_tier(response)}
+        return {"choices": [end], "usage": response.get("usage"), **_tier(response)}
 
 
 _TEXTS = {
@@ -295,20 +295,6 @@ def _described(error: Mapping[str, Any]) -> dict[str, Any]:
     code, message = error.get("code"), error.get("message")
     status = {"status": STATUSES[code]} if isinstance(code, str) and code in STATUSES else {}
     return {"message": message or "the response failed", "code": code, "param": error.get("param"), **status}
-
-
-def _usage(raw: Any) -> dict[str, Any] | None:
-    usage = _object(raw)
-    if not usage:
-        return None
-    names = {"prompt": "input", "completion": "output"}
-    counts = {f"{name}_tokens": usage.get(f"{other}_tokens") for name, other in names.items()}
-    details = {
-        f"{name}_tokens_details": dict(token_counts)
-        for name, other in names.items()
-        if (token_counts := _object(usage.get(f"{other}_tokens_details")))
-    }
-    return {**counts, "total_tokens": usage.get("total_tokens"), **details}
 
 
 def _tier(response: Mapping[str, Any]) -> dict[str, Any]:

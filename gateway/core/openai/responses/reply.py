@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.core.openai.finish import INCOMPLETE
 from gateway.core.openai.responses.items import Names, call_body, call_prefix, item_id, phase, text_part
 from gateway.core.openai.responses.outbound import hosted_item
 from gateway.core.openai.responses.request import ResponsesRequest, wants_logprobs, wants_state
@@ -18,7 +19,6 @@ from gateway.core.openai.vendor import MESSAGE_FIELDS, sealed
 
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 NOT_ECHOED = ("model", "input", "instructions", "stream", "stream_options", "store")
-INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 REASONING = ("reasoning_content", "reasoning")  # the names that workers use for reasoning text
 _NAME = re.compile(r"resp_[0-9a-f]{32}")
 ECHOED_AS_GIVEN = (

@@ -68,14 +68,6 @@ def units_of(endpoint: Endpoint, body: Mapping[str, Any], reply: Mapping[str, An
     return most
 
 
-def task_tokens(reply: Mapping[str, Any]) -> Usage:
-    """The tokens that a reply reports under the names of images and transcriptions; none where it reports none."""
-    usage = reply.get("usage")
-    counts = [usage.get(name) if isinstance(usage, Mapping) else None for name in ("input_tokens", "output_tokens")]
-    prompt, completion = (count if isinstance(count, int) and count >= 0 else 0 for count in counts)
-    return Usage(int(prompt), int(completion))
-
-
 def _seconds(reply: Mapping[str, Any]) -> int | None:
     """The length of a recording that a reply reports, rounded up."""
     usage = reply.get("usage")

@@ -12,18 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.core.openai.finish import finish_reason
 from gateway.core.openai.options import custom_input
 from gateway.core.openai.vendor import CALL_FIELDS, MESSAGE_FIELDS, REASONING, is_portable, mark, new_id
 
 CALLS_MAX = 128
-FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
-_ALIASES = {
-    "max_tokens": "length", "max_output_tokens": "length", "model_length": "length", "max_length": "length",
-    "model_context_window_exceeded": "length", "tool_use": "tool_calls", "tool_call": "tool_calls",
-    "function_calls": "tool_calls", "safety": "content_filter", "recitation": "content_filter",
-    "blocklist": "content_filter", "prohibited_content": "content_filter", "spii": "content_filter",
-    "content_filtered": "content_filter", "refusal": "content_filter", "sensitive": "content_filter",
-}  # fmt: skip
 _INPUTS = {"function": "arguments", "custom": "input"}
 
 
@@ -246,9 +239,8 @@ def _part_text(part: Mapping[str, Any], name: str) -> str:
 
 def _with_finish(choice: dict[str, Any]) -> dict[str, Any]:
     reason = choice.get("finish_reason")
-    if reason is None or reason in FINISH_REASONS:
-        return choice
-    return {**choice, "finish_reason": _ALIASES.get(str(reason).lower(), "stop") if reason else None}
+    known = finish_reason(reason)
+    return choice if known is reason else {**choice, "finish_reason": known}
 
 
 def _without_index(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""The tokens of one call as they will be billed: read from an OpenAI `usage` object, bounded, or counted. Pure.
+"""The tokens of one call as they will be billed: as its worker reports them (`dialects.py`), or counted. Pure.
 
-Baton does not believe impossible reports. A count that is not a whole number counts as missing, and a count that
-neither the request nor the worker's context allows is cut. A count above the request's limit but within the context is
-charged in full, as some vendors count thinking in addition to `max_tokens`: to cut it would hide real spending.
+Baton believes a report as far as it makes sense. A prompt or a completion that is a count of 0 for a text, or less than
+any tokenizer makes of it, counts as unreported, and so does a prompt that is a multiple of what the worker's context
+holds. A completion that is a multiple of what was asked for is cut, and the usage says so (`clipped`): above the
+request's limit but within that multiple it is charged in full, as some vendors count thinking in addition to
+`max_tokens`. Thinking that only a total shows is believed as far as the request allows it.
 
-Where a worker reports no usage, texts are counted, and all else by upper bounds. Counts err on the provider's side: the
+What a worker does not report is counted: texts, and all else by upper bounds. Counts err on the provider's side: the
 additions of a chat template, sound and images count with the bounds that a hold uses.
 """
 
@@ -15,18 +17,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core.money.amounts import (
-    TOKENS_PER_REQUEST,
-    Usage,
-    input_tokens_bound,
-    media_tokens_bound,
-    nano_to_usd,
-    usd_to_nano,
-)
-from gateway.core.money.details import details_json, read_details
+from gateway.core.money.amounts import TOKENS_PER_REQUEST, Usage, input_tokens_bound, media_tokens_bound, nano_to_usd
+from gateway.core.money.details import PLACES, PROMPT_DETAILS, REPLY_DETAILS, details_json
 from gateway.core.openai.chat import choices_in
+from gateway.core.openai.vendors.dialects import counts_in, usage_of
 
 BYTES_PER_TOKEN = 4  # the usual rule of thumb for English; used only if the worker reports nothing
+BYTES_PER_TOKEN_MAX = 32  # of a whole text: several times what any tokenizer reaches with prose, code or JSON
+SENSIBLE_TIMES = 4  # a report of more than so many times what was possible is a mistake
+THINKING_TOKENS_MAX = 32_768  # believed beyond the request's limit, as some vendors do not count thinking against it
 TOKENS_PER_TURN = 6  # control tokens and role: five in the templates of Llama, Qwen and Gemma, four with OpenAI
 TOKENS_PER_CHOICE = 1  # the end of the turn, or the last token of a stream that was cut
 TOKENS_PER_TOOL_CALL = 16  # what surrounds a name and its arguments
@@ -35,52 +34,19 @@ _EXTRA_TEXTS = ("tools", "functions", "tool_choice", "response_format", "suffix"
 
 
 def read_usage(body: Mapping[str, Any]) -> Usage | None:
-    """The usage that a completion or chunk reports, or None if it reports none that is valid."""
-    usage = body.get("usage")
-    if not isinstance(usage, Mapping):
-        return None
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
-    if not (_is_count(prompt) and _is_count(completion)):
-        return None
-    details, hidden = read_details(usage), _hidden_tokens(usage)
-    if hidden:
-        details["reasoning_tokens"] = max(details.get("reasoning_tokens", 0), hidden)
-    return Usage(
-        int(prompt or 0),
-        int(completion or 0) + hidden,
-        usage.get("estimated") is True,
-        usage.get("unreported") is True,
-        _bill_nano(usage.get("cost")),
-        details,
-    )
-
-
-def _hidden_tokens(usage: Mapping[str, Any]) -> int:
-    """The thinking that is in the total alone: the `completion_tokens` of Gemini and Grok leave it out, and their
-    vendors bill it as output."""
-    prompt, completion, total = (usage.get(f"{name}_tokens", 0) for name in ("prompt", "completion", "total"))
-    return max(0, total - prompt - completion) if _is_count(total) and completion else 0
-
-
-def _bill_nano(cost: Any) -> int | None:
-    """A reported `cost` in dollars as nano-dollars, rounded up; None for anything that is no amount."""
-    if isinstance(cost, bool) or not isinstance(cost, int | float | str):
-        return None
-    try:
-        return usd_to_nano(str(cost))
-    except ValueError:
-        return None
+    """The usage that a reply or chunk reports, or None if it reports none."""
+    return usage_of(counts_in(body))
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    """The inverse of `read_usage`: an OpenAI `usage` object, with `estimated` and `unreported` where they are true, the
-    details that were reported, and the bill as `cost`, dollars as text."""
+    """The inverse of `read_usage`: an OpenAI `usage` object, with its flags that are true, the details that were
+    reported, and the bill as `cost`, dollars as text."""
     body: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-    flags = {"estimated": usage.estimated, "unreported": usage.unreported}
+    flags = {"estimated": usage.estimated, "unreported": usage.unreported, "clipped": usage.clipped}
     bill = {} if usage.bill_nano is None else {"cost": nano_to_usd(usage.bill_nano)}
     details = {name: counts for name, counts in details_json(usage.details).items() if counts}
     return body | details | {name: True for name, flag in flags.items() if flag} | bill
@@ -89,16 +55,85 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 def billed_usage(
     reported: Usage | None, request: Mapping[str, Any], request_bytes: int, reply_bytes: int, context_tokens: int = 0
 ) -> Usage:
-    """The usage that a call is charged for: the worker's report, else bytes ÷ 4 rounded up, cut to what is possible.
+    """The usage that a call is charged for: the worker's report as far as it makes sense, else bytes ÷ 4 rounded up.
 
-    What is possible is the larger of what the request allows and `context_tokens`. `request_bytes` is the size of the
-    body that was sent, `reply_bytes` of the text that came back, both in UTF-8.
+    `request_bytes` is the size of the body that was sent, `reply_bytes` of the text that came back, both in UTF-8.
     """
-    usage = reported or Usage(_tokens(request_bytes), _tokens(reply_bytes), estimated=True, unreported=True)
-    prompt = min(usage.prompt_tokens, max(context_tokens, _prompt_bound(usage.prompt_tokens, request, request_bytes)))
-    completion = min(usage.completion_tokens, _completion_bound(usage.completion_tokens, request, context_tokens))
-    cut = (prompt, completion) != (usage.prompt_tokens, usage.completion_tokens)
-    return Usage(prompt, completion, usage.estimated or cut, usage.unreported, usage.bill_nano, usage.details)
+    usage, asked = reported or Usage(), _asked(request, context_tokens)
+    denied = usage.hidden if asked is not None and usage.completion_tokens > asked else 0
+    told = usage.completion_tokens - denied
+    prompt = _believed_prompt(usage.prompt_tokens, request, request_bytes, context_tokens)
+    completion = told if told >= _fewest(reply_bytes) else None
+    thought = usage.details.get("reasoning_tokens")
+    limit = _limit(asked, reply_bytes, context_tokens * choices_in(request), thought)
+    prompt_tokens = _tokens(request_bytes) if prompt is None else prompt
+    reply_tokens = _tokens(reply_bytes) if completion is None else completion
+    reply_tokens = reply_tokens if limit is None else min(reply_tokens, limit)
+    is_reported = reported is not None and (prompt is not None or bool(completion))
+    is_changed = (prompt_tokens, reply_tokens) != (usage.prompt_tokens, told)
+    return Usage(
+        prompt_tokens,
+        reply_tokens,
+        usage.estimated or is_changed or not is_reported,
+        usage.unreported or not is_reported,
+        usage.bill_nano,
+        _believed_parts(usage, prompt, None if completion is None else reply_tokens, denied),
+        clipped=usage.clipped or prompt_tokens < usage.prompt_tokens or reply_tokens < told,
+    )
+
+
+def _believed_prompt(tokens: int, request: Mapping[str, Any], request_bytes: int, context_tokens: int) -> int | None:
+    """The prompt's tokens as far as they are possible; None for a count that makes no sense."""
+    most = max(context_tokens, request_bytes)
+    if tokens > most:
+        most = max(most, input_tokens_bound(request.get("messages") or ()))
+    elif tokens * BYTES_PER_TOKEN_MAX < request_bytes and tokens < _fewest(_prompt_bytes(request)):
+        return None
+    return min(tokens, most) if tokens <= SENSIBLE_TIMES * most else None
+
+
+def _prompt_bytes(request: Mapping[str, Any]) -> int:
+    """UTF-8 bytes of the texts of a prompt, without names, calls and tools. Anything else in it counts as a byte."""
+    contents = [message.get("content") for message in request.get("messages") or ()]
+    contents += [request.get("prompt"), request.get("input")]
+    parts = [part for one in contents for part in (one if isinstance(one, list) else [one]) if part is not None]
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+    return sum(len(text.encode("utf-8", "replace")) if isinstance(text, str) else 1 for text in texts)
+
+
+def _fewest(size_bytes: int) -> int:
+    """The fewest tokens that a text may have: one if it is not empty."""
+    return max(size_bytes // BYTES_PER_TOKEN_MAX, int(size_bytes > 0))
+
+
+def _asked(request: Mapping[str, Any], context_tokens: int) -> int | None:
+    """The most tokens that all choices may have by the request, else by the worker's context; None: nobody knows."""
+    tokens_max = request.get("max_completion_tokens") or request.get("max_tokens") or context_tokens
+    if not (tokens_max and isinstance(tokens_max, int) and isinstance(request.get("n") or 1, int)):
+        return None
+    return tokens_max * choices_in(request)
+
+
+def _limit(asked: int | None, reply_bytes: int, context_tokens: int, thought: int | None) -> int | None:
+    """The most completion tokens that are believed: a multiple of those that were asked for, as many as the text has
+    bytes, or those that were asked for and thinking, if it was reported; and no more than asked for or the context."""
+    if asked is None:
+        return None
+    sensible = max(SENSIBLE_TIMES * asked, reply_bytes, asked + THINKING_TOKENS_MAX if thought else 0)
+    return min(sensible, max(asked, context_tokens))
+
+
+def _believed_parts(usage: Usage, prompt: int | None, completion: int | None, denied: int) -> dict[str, int]:
+    """The parts of what was believed. `denied`: the thinking that was not."""
+    wholes = {PROMPT_DETAILS: prompt, REPLY_DETAILS: completion}
+    parts = {
+        name: count
+        for name, count in usage.details.items()
+        if name not in PLACES or wholes[PLACES[name][0]] is not None
+    }
+    if "reasoning_tokens" in parts and denied:
+        del parts["reasoning_tokens"]
+    return parts
 
 
 def text_bytes(pieces: Iterable[Mapping[str, Any]]) -> int:
@@ -121,23 +156,6 @@ def generated_texts(piece: Mapping[str, Any]) -> tuple[list[str], int]:
 def _piece_bytes(piece: Mapping[str, Any]) -> int:
     texts = generated_texts(piece)[0]
     return sum(len(text) if text.isascii() else len(text.encode("utf-8", "replace")) for text in texts)
-
-
-def _prompt_bound(prompt_tokens: int, request: Mapping[str, Any], request_bytes: int) -> int:
-    if prompt_tokens <= request_bytes:  # the usual case: no need to walk the messages
-        return request_bytes
-    return max(request_bytes, input_tokens_bound(request.get("messages") or ()))
-
-
-def _completion_bound(completion_tokens: int, request: Mapping[str, Any], context_tokens: int) -> int:
-    tokens_max = request.get("max_completion_tokens") or request.get("max_tokens") or context_tokens
-    if not (tokens_max and isinstance(tokens_max, int) and isinstance(request.get("n") or 1, int)):
-        return completion_tokens
-    return max(tokens_max, context_tokens) * choices_in(request)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _tokens(size_bytes: int) -> int:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from gateway.core.log.rollout import RolloutRecord, StepRecord
 from gateway.core.loop.replies.answers import is_refusal
+from gateway.core.openai.finish import FILTERED
 from gateway.core.pool.workers import MODEL_KINDS
 
 FAULTS = ("upstream_error", "upstream_timeout", "upstream_overloaded", "upstream_protocol", "invalid_structured_output")
 KEY_REFUSED = (401, 403)  # the worker's key does not work: whoever is sent there gets nothing
-FILTERED = ("content_filter", "refusal")
 REFUSAL_WEIGHT = 0.5  # of a refusal: the request may have been one to refuse
 
 
@@ -31,7 +31,7 @@ def failure_weight(step: StepRecord) -> float:
         return 0.0
     if not step.tool_calls and not (step.reply or "").strip():
         return float(step.reply is not None and step.finish_reason != "length")
-    return REFUSAL_WEIGHT if step.finish_reason in FILTERED or is_refusal(step.reply or "") else 0.0
+    return REFUSAL_WEIGHT if step.finish_reason == FILTERED or is_refusal(step.reply or "") else 0.0
 
 
 def _is_own_fault(step: StepRecord) -> bool:
