@@ -28,10 +28,10 @@ from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings,
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
 from gateway.service.loop.experience.memory import ExperienceMemory, Recalled
+from gateway.service.loop.health.breakers import Breakers
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.routers import RulePlanner
 from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
-from gateway.service.pool.rests import Rests
 from gateway.service.ports.pools import NO_TOOLBOXES
 from gateway.service.ports.request import Clock, Conductor, Embedder, MediaSource, TokenCounter, Toolboxes, Workers
 from gateway.service.request.admit import Policies, RequestContext
@@ -173,7 +173,7 @@ class Kit:
         errors: Mapping[str, CheckerErrors] = NO_ERRORS,
         summaries: SummaryRules = NO_SUMMARIES,
         standing: Callable[[str, str], str] = no_standing,
-        rests: Rests | None = None,
+        rests: Breakers | None = None,
         **policies: Any,
     ) -> None:
         self.conductor = ScriptedConductor(script, gap_s=gap_s, model="conductor@1")

@@ -42,11 +42,11 @@ from gateway.service.loop.conducting import ROUNDS_MOST, ConductorSettings
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
 from gateway.service.loop.experience.memory import ExperienceMemory
+from gateway.service.loop.health.breakers import Breakers
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.summaries import AUTO, NOBODY, SummaryRules
 from gateway.service.money.stores import StoreGuard
 from gateway.service.policies.readiness import Shortage
-from gateway.service.pool.rests import Rests
 from gateway.service.ports.background import BackgroundStore
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.pools import LoadedPool
@@ -103,7 +103,7 @@ def pool_of(base: Base) -> PoolParts:
     return PoolParts(first, source, base.closing(workers))
 
 
-def rounds_of(base: Base, workers: PooledWorkers, errors: Mapping[str, CheckerErrors], rests: Rests) -> Rounds:
+def rounds_of(base: Base, workers: PooledWorkers, errors: Mapping[str, CheckerErrors], rests: Breakers) -> Rounds:
     """Runs loops. `errors`: how often checkers err, by worker name."""
     settings = base.settings
     retries = RetryBudget(calls_per_retry=round(1 / settings.retry_budget_share))

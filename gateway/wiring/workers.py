@@ -15,10 +15,10 @@ from gateway.config.serving import listed
 from gateway.core.pool.breaker import RestRules
 from gateway.core.pool.drift import DriftRules, Signal
 from gateway.service.admin.checkers import CheckerWatch
+from gateway.service.loop.health.breakers import Breakers
 from gateway.service.policies.drift import WorkerWatch
 from gateway.service.policies.probes import ProbeLimits, Probes
 from gateway.service.policies.quarantine import QuarantineRules, Quarantines
-from gateway.service.pool.rests import Rests
 from gateway.service.ports.money import Budgets
 from gateway.service.ports.request import Journal, Workers
 from gateway.service.request.catalog import Catalog
@@ -35,7 +35,7 @@ class DriftParts:
     store: PostgresDrift
     probes: Probes
     checkers: CheckerWatch
-    rests: Rests
+    rests: Breakers
 
     @property
     def out(self) -> Held:
@@ -64,9 +64,9 @@ def drift_of(base: Base, catalog: Catalog, workers: Workers, budgets: Budgets, j
     return DriftParts(watch, quarantines, store, probes, base.watching("checkers", checkers), rests)
 
 
-def rests_of(base: Base, catalog: Catalog, series: WorkerSeries) -> Rests:
+def rests_of(base: Base, catalog: Catalog, series: WorkerSeries) -> Breakers:
     """The breakers of workers, shared over Redis."""
     settings = base.settings
     rules = RestRules(settings.worker_failures_max, settings.worker_rest_s, settings.worker_rest_s_max)
     store = base.closing(RedisRests(base.services.redis_url, deadline_s=settings.redis_timeout_s))
-    return Rests(base.clock, rules, store, series, catalog.workers)
+    return Breakers(base.clock, rules, store, series, catalog.workers)

@@ -49,3 +49,10 @@ async def test_a_store_that_is_away_is_unavailable() -> None:
     with pytest.raises(Unavailable):
         await rests.exchange({})
     await rests.close()
+
+
+async def test_what_another_release_stored_is_left_out(redis_server: RedisServer) -> None:
+    rests = RedisRests(redis_server.url, prefix=secrets.token_hex(4), deadline_s=5.0)
+    await rests._run("HSET", rests._key, "odd", "not JSON", "longer", "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]")
+    assert await rests.exchange({"one": RESTING}) == {"one": RESTING}
+    await rests.close()

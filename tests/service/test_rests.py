@@ -27,7 +27,7 @@ from gateway.errors import (
     UpstreamTimeout,
 )
 from gateway.service.admin.checkers import CheckerFigures
-from gateway.service.pool.rests import UNANSWERED_MAX, UNPROVEN_MAX, Rests
+from gateway.service.loop.health.breakers import UNANSWERED_MAX, UNPROVEN_MAX, Breakers
 from tests.fakes.reports import FakeReports
 from tests.fakes.rests import FakeRestMetrics, FakeRestStore, MovedClock
 from tests.fakes.store import FakeStore
@@ -59,7 +59,7 @@ class Ward:
 
     def __init__(self, clock: MovedClock | None = None, store: FakeRestStore | None = None) -> None:
         self.clock, self.metrics = clock or MovedClock(), FakeRestMetrics()
-        self.rests = Rests(self.clock, RULES, store or FakeRestStore(), self.metrics, lambda: (ATLAS, BRAVO))
+        self.rests = Breakers(self.clock, RULES, store or FakeRestStore(), self.metrics, lambda: (ATLAS, BRAVO))
 
     def call(self, spec: WorkerSpec, error: Exception | None = None, *, takes_s: float = 0.0, **more: Any) -> None:
         """One call from its beginning to its end."""
@@ -218,7 +218,7 @@ async def test_what_could_not_be_stored_is_stored_later() -> None:
 
 
 def kit_of(workers: Any, pools: PoolFile | None = None, *, clock: MovedClock | None = None, **more: Any) -> Kit:
-    rests = Rests(clock or MovedClock(), RULES)
+    rests = Breakers(clock or MovedClock(), RULES)
     return Kit(workers=workers, rests=rests, pools=pools, sticky_s=0.0, **more)
 
 
@@ -349,7 +349,7 @@ async def test_a_worker_that_answers_as_another_model_fails_over_where_the_pool_
 async def test_the_page_of_workers_the_command_and_the_metrics_say_who_rests() -> None:
     file, clock = pool_file(), MovedClock()
     alpha, registry = file.worker("alpha"), CollectorRegistry()
-    rests = Rests(clock, RULES, FakeRestStore(), WorkerSeries(registry), lambda: file.workers)
+    rests = Breakers(clock, RULES, FakeRestStore(), WorkerSeries(registry), lambda: file.workers)
     rests.ended(rests.leave(alpha, nobody_else), limited(retry_after_s=60.0))
     pools = SimpleNamespace(now=SimpleNamespace(loaded=SimpleNamespace(pools=file)))
     parts: Any = (FakeReports(FakeStore()), pools, Anybody(), clock, NoChecks(), rests)

@@ -11,7 +11,7 @@ from gateway.api.edge.stack import Router
 from gateway.api.operator.pages import WINDOW_S_DEFAULT, WINDOW_S_MAX, WINDOW_S_MIN, parameters, private
 from gateway.service.admin.checkers import CheckerWatch
 from gateway.service.admin.pools import Pools
-from gateway.service.pool.rests import Rests
+from gateway.service.loop.health.breakers import Breakers
 from gateway.service.ports.admin import Reports
 from gateway.service.ports.request import Clock
 
@@ -28,7 +28,7 @@ class FiguresApi:
     operators: Operators
     clock: Clock
     checkers: CheckerWatch
-    rests: Rests
+    rests: Breakers
 
     def router(self) -> Router:
         """The routes."""

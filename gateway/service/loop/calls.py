@@ -30,10 +30,10 @@ from gateway.core.pool.identity import identity_in, is_other_model
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol, UpstreamTimeout
 from gateway.service.loop.bodies import PromptSize, output_bound, price_of, size_in_bytes, worst_case
+from gateway.service.loop.health.breakers import Breakers, Flight
+from gateway.service.loop.health.retries import Backoff
+from gateway.service.loop.health.retries import RetryBudget as RetryBudget
 from gateway.service.loop.state import Loop, StepRun
-from gateway.service.pool.rests import Flight, Rests
-from gateway.service.pool.retries import Backoff
-from gateway.service.pool.retries import RetryBudget as RetryBudget
 from gateway.service.ports.pools import NO_TOOLBOXES
 from gateway.service.ports.request import Clock, TokenCount, TokenCounter, Toolboxes, WorkerCall, Workers
 
@@ -72,7 +72,7 @@ class Calls:
         tokens: TokenCounter = NO_TOKENIZER,
         toolboxes: Toolboxes = NO_TOOLBOXES,
         *,
-        rests: Rests | None = None,
+        rests: Breakers | None = None,
         attempts_max: int = ATTEMPTS_MAX,
         wait_initial_s: float = 0.1,
         wait_s_max: float = 5.0,
@@ -82,7 +82,7 @@ class Calls:
         self.clock = clock
         self.tokens = tokens
         self.toolboxes = toolboxes
-        self.rests = rests or Rests(clock)  # without one no worker rests
+        self.rests = rests or Breakers(clock)  # without one no worker rests
         self._budget = budget
         self.attempts_max = attempts_max
         self._backoff = Backoff(wait_initial_s, wait_s_max)

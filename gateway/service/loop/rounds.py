@@ -33,13 +33,13 @@ from gateway.errors import (
 )
 from gateway.service.loop.calls import Calls, step_id
 from gateway.service.loop.checks import check_limits
+from gateway.service.loop.health.breakers import sooner
 from gateway.service.loop.routers import CheckedRouter, FixedPlanner, RulePlanner
 from gateway.service.loop.shown import replies_of, shown_request, shown_worker
 from gateway.service.loop.state import EarlyStart, Loop, Planner, Situation, StepRun, child_record
 from gateway.service.loop.steps import StepRunner, replay
 from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
 from gateway.service.loop.tools import boxes_of
-from gateway.service.pool.rests import sooner
 
 RESTORE_S = 5.0
 FATAL = (MoneyUnavailable, SpoolFull)  # without money or a log nothing may run, not even the fallback

@@ -97,7 +97,7 @@ class _Place:
         self.answered_s = now_s
 
 
-class Rests:
+class Breakers:
     """The breakers of all workers, by the ids of `WorkerSpec.place` and `.account`."""
 
     def __init__(
