@@ -68,6 +68,11 @@ class BatonError(Exception):
             self.code = code
         self.headers = dict(headers or {})
 
+    @property
+    def in_full(self) -> str:
+        """The message as operators read it."""
+        return self.message
+
     def reply_headers(self) -> dict[str, str]:
         """The headers of the reply. For OpenAI's SDKs, `x-should-retry` takes precedence over the status."""
         retry = {} if self.should_retry is None else {"x-should-retry": str(self.should_retry).lower()}
@@ -87,17 +92,6 @@ class BadRequest(BatonError):
     """A request that Baton does not accept."""
 
     status, type, code = 400, "invalid_request_error", "invalid_request"
-
-
-def context_exceeded(limit_tokens: int, tokens: int, who: str, instead: str = "") -> dict[str, Any]:
-    """The message, `param` and `code` of a prompt that is too long, in OpenAI's words: clients shorten the
-    conversation on this code. `instead`: what else helps, as the end of a sentence."""
-    problem = f"The maximum context length of {who} is {limit_tokens} tokens. However, your messages resulted in"
-    return {
-        "message": f"{problem} about {tokens} tokens. Please reduce the length of the messages{instead}.",
-        "param": "messages",
-        "code": "context_length_exceeded",
-    }
 
 
 class PlanRefused(BadRequest):
@@ -292,8 +286,14 @@ class UpstreamError(BatonError):
         self.should_retry = self.retryable if self.status >= 429 else None
         if retry_after_s is not None:
             self.headers |= retry_headers(retry_after_s)
+        self.place = ""  # where the worker is and whose its key is: for operators, never for a tenant
         self.dispatched = dispatched  # False: the request never left (refused connection, DNS), so it costs nothing
         self.tokens: tuple[int, int] | None = None  # prompt and reply of a call that ended with no reply; None: unknown
+
+    @property
+    def in_full(self) -> str:
+        """The message, and the place of the worker."""
+        return f"{self.message} ({self.place})" if self.place else self.message
 
 
 class UpstreamTimeout(UpstreamError):

@@ -29,6 +29,13 @@ from gateway.core.loop.prompt import DIAL, PENALTY_MAX, QUALITY_MAX, USD_WEIGHT
 from gateway.core.loop.replies.verdicts import StepVerdict
 from gateway.core.pool.workers import NANO_PER_USD
 
+RIGHT_FROM = 0.5
+
+
+def is_right(outcome: float) -> bool:
+    """Whether an outcome from 0 to 1 counts as right where only right or wrong can be said: half of it is."""
+    return outcome >= RIGHT_FROM
+
 
 @dataclass(frozen=True, slots=True)
 class RewardSettings:

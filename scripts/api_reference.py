@@ -81,6 +81,7 @@ OTHER_REQUEST_HEADERS = {
     "authorization": "`Bearer` and a key",
     "x-api-key": "the key, on `/v1/messages`, where Anthropic's clients send it instead",
     "anthropic-version": "on `/v1/messages`: `2023-06-01`, `2026-10-21` or absent",
+    "anthropic-beta": "on `/v1/messages`: names of features, for workers of Anthropic itself",
     "idempotency-key": "on every POST: a repeated request gets the first reply again, and spends nothing",
     "x-baton-depth": "set and signed by a gateway that calls another one; without its signature it counts as absent",
 }

@@ -17,7 +17,7 @@ NOTES = {
     "user": "logged as the end user; not passed on",
     "safety_identifier": "as `user`, and before it",
     "store": "`false`: no training with the rollout; the key's log mode decides what is logged",
-    "service_tier": "the reply names the tier; the pool file buys it",
+    "service_tier": "the reply names the tier; only a worker whose entry takes it is asked for one",
     "moderation": "no worker moderates, and no client may believe that it did",
     "n": "or becomes as many calls, which the hold covers",
     "max_tokens": "under its name there; lowered to what money, caps and context allow",

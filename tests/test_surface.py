@@ -48,5 +48,5 @@ def test_the_module_is_the_program() -> None:
         *("status", "rollouts", "explain", "spend", "audit"),
         *("keys", "orgs", "credits", "sessions", "pools", "workers", "alerts"),
         *("policy", "experience", "record", "evaluate", "train", "gate", "traces", "replay-workers"),
-        *("migrate", "backup", "restore", "retention"),
+        *("migrate", "backup", "restore", "journal", "retention"),
     ]

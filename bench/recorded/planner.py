@@ -43,6 +43,7 @@ from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment, caps_above
 from policy.evaluate.endpoint import read_endpoints
 from policy.evaluate.options import EvaluationOptions
+from policy.reward import is_right
 from policy.simulators.recordings import load, read_prices
 
 PROMPTS: tuple[Profile, ...] = ("full", "guided")
@@ -144,7 +145,7 @@ def planning_nano(episode: Episode) -> int:
 def figures(episodes: Sequence[Episode]) -> dict[str, Any]:
     """What the bench reports of one prompt. Dollars are per 1,000 questions, intervals 95 % (Wilson)."""
     calls = [one for episode in episodes for one in calls_of(episode)]
-    n, right = len(episodes), sum(episode.outcome >= 0.5 for episode in episodes)
+    n, right = len(episodes), sum(is_right(episode.outcome) for episode in episodes)
     valid = sum(one.refusal is None for one in calls)
     plans = [one.plan for one in calls if one.plan is not None]
     own_tasks = sum(any(step["task"] is not None for step in plan["steps"]) for plan in plans)

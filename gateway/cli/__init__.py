@@ -19,7 +19,7 @@ from gateway.cli.process.arguments import lazy
 from gateway.errors import BadRequest, BatonError
 
 if TYPE_CHECKING:
-    from gateway.cli.admin import alerts, audit, backup, keys, orgs, rollouts, sessions, status
+    from gateway.cli.admin import alerts, audit, backup, journal, keys, orgs, rollouts, sessions, status
     from gateway.cli.learn import experience, programs, train
     from gateway.cli.pool import pools, workers
     from gateway.cli.process import check, doctor, serve, worker
@@ -34,7 +34,7 @@ else:  # a command loads its own module only, at its first use
     experience, programs, train = (_lazy(f"learn.{n}") for n in ("experience", "programs", "train"))
     check, doctor, serve, worker = map(_lazy, [f"process.{n}" for n in ("check", "doctor", "serve", "worker")])
     pools, workers = _lazy("pool.pools"), _lazy("pool.workers")
-    alerts, backup = _lazy("admin.alerts"), _lazy("admin.backup")
+    alerts, backup, journal = (_lazy(f"admin.{n}") for n in ("alerts", "backup", "journal"))
 
 EXIT_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
 
@@ -98,6 +98,11 @@ COMMANDS = {
         "Lay an installation back from such a file.",
         arguments_of.restore,
         lambda options: backup.run_restore(options),
+    ),
+    "journal": Command(
+        "Store what is whole in damaged segments of the journal.",
+        arguments_of.journal,
+        lambda options: journal.run(options),
     ),
     "keys": Command(
         "Create, change, rotate, list and revoke API keys.",
@@ -193,7 +198,7 @@ GROUPS = {
     "Look": ("status", "rollouts", "explain", "spend", "audit"),
     "Give and limit": ("keys", "orgs", "credits", "sessions", "pools", "workers", "alerts"),
     "Learn": ("policy", "experience", "record", "evaluate", "train", "gate", "traces", "replay-workers"),
-    "Keep": ("migrate", "backup", "restore", "retention"),
+    "Keep": ("migrate", "backup", "restore", "journal", "retention"),
 }
 
 

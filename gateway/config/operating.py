@@ -47,6 +47,24 @@ class DriftSettings(BaseModel):
         return usd_to_nano(self.drift_probe_usd_per_day)
 
 
+class ReachSettings(BaseModel):
+    """Reach: whether workers are looked for at the start, and who reads where they are"""
+
+    worker_probes: bool = Field(
+        True, description="Ask each model worker at the start whether it is there and takes its key; costs no tokens"
+    )
+    operator_keys: str = Field(
+        "",
+        description="Ids of data keys to which errors name the host of a worker and the reference to its key, "
+        "comma-separated; the first data key of a data directory is one",
+    )
+
+    @property
+    def operators(self) -> frozenset[str]:
+        """The ids in `operator_keys`."""
+        return frozenset(filter(None, map(str.strip, self.operator_keys.split(","))))
+
+
 class LoginSettings(BaseModel):
     """Login: an OpenID Connect provider for the console, beside keys"""
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gateway.config.operating import DriftSettings, LoginSettings
+from gateway.config.operating import DriftSettings, LoginSettings, ReachSettings
 from gateway.config.planning import LearningSettings, PlanningSettings, VersionsSettings
 from gateway.config.serving import (
     AlertsSettings,
@@ -54,6 +54,7 @@ SECTIONS = (
     BatchesSettings,
     OutsideSettings,
     UpstreamSettings,
+    ReachSettings,
     DriftSettings,
     MoneySettings,
     LogSettings,
@@ -68,6 +69,7 @@ class Settings(
     LogSettings,
     MoneySettings,
     DriftSettings,
+    ReachSettings,
     UpstreamSettings,
     OutsideSettings,
     BatchesSettings,
@@ -155,6 +157,12 @@ def load(**values: Any) -> Settings:
 def environment() -> dict[str, str]:
     """A copy of the environment, for what looks up secret references (`env:NAME`) and for child processes."""
     return dict(os.environ)
+
+
+def adopt(environ: Mapping[str, str]) -> None:
+    """Read settings and secrets from another environment from now on, that of the gateway which a command is about."""
+    os.environ.clear()
+    os.environ.update(environ)
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:

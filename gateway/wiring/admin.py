@@ -15,6 +15,7 @@ from gateway.adapters.postgres.operators.logins import PostgresLogins
 from gateway.adapters.postgres.policies.jobs import JobStore, queue_app
 from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.upkeep.retention import PostgresRetention
+from gateway.adapters.upstream.reach.looks import HttpLooks
 from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.operator.figures import FiguresApi
 from gateway.api.operator.jobs import JobsApi
@@ -38,6 +39,7 @@ from gateway.service.admin.keys import KeyAdmin
 from gateway.service.admin.logins import Logins
 from gateway.service.admin.orgs import OrgAdmin
 from gateway.service.admin.pools import Pools
+from gateway.service.admin.reach import Reach
 from gateway.service.admin.sessions import Sessions
 from gateway.service.money.credits import Credits
 from gateway.service.policies.standings import Standings
@@ -83,12 +85,13 @@ def admin_of(
     keys = KeyAdmin(store, base.peppers, clock, pool.first.pools.pools)
     pools.tell(follow=lambda file: keys.adopt(file.pools))
     pools.tell(follow=standings.adopt)
+    reach = reach_of(base, pools)
     balances, reports = Balances(budgets, clock), PostgresReports(engine)
     apis = (
         LoginApi(logins, secure=settings.oidc_redirect_url.startswith("https:")),
         PagesApi(reports, operators, clock, standings),
         RolloutsApi(reports, explaining_of(base, reports), operators),
-        FiguresApi(reports, pools, operators, clock, drift.checkers, drift.rests),
+        FiguresApi(reports, pools, operators, clock, drift.checkers, drift.rests, reach),
         PlaygroundApi(operators, auth.owner, openai.completer.entered, openai.serve),
         KeysApi(keys, balances, operators),
         OrgsApi(OrgAdmin(store, clock), balances, operators),
@@ -137,6 +140,14 @@ def _pools(base: Base, pool: PoolParts, store: PostgresAdmin) -> Pools:
         place=place,
         audits=base.alone,
     )
+
+
+def reach_of(base: Base, pools: Pools) -> Reach | None:
+    """The looks at workers, once for a gateway; None where they are off."""
+    if not (base.alone and base.settings.worker_probes):
+        return None
+    looks = base.closing(HttpLooks(base.ways, base.services.places))
+    return base.watching("reach", Reach(looks, lambda: pools.now.loaded))
 
 
 def explaining_of(base: Base, reports: PostgresReports) -> Explain:

@@ -38,5 +38,6 @@ def alert_watches(
     )
     if not base.alone:  # the process that watches this one sends
         return {"alerts": sources.run}
-    sender = AlertSender(outbox, base.closing(Webhook(settings.alerts_url, key)), base.clock, base.metrics)
+    webhook = base.closing(Webhook(settings.alerts_url, key, ways=base.ways))
+    sender = AlertSender(outbox, webhook, base.clock, base.metrics)
     return {"alerts": sources.run, "sending alerts": sender.run}

@@ -15,6 +15,8 @@ from gateway.adapters.host.metrics import PrometheusMetrics
 from gateway.adapters.host.siblings import SharedCounts, Siblings
 from gateway.adapters.postgres.database import Connections
 from gateway.adapters.postgres.store import PostgresStore
+from gateway.adapters.upstream.client import PooledClient, http_client
+from gateway.adapters.upstream.reach.ways import Ways
 from gateway.config.settings import Services, Settings, environment
 from gateway.core.access.keys import PEPPER_VERSION
 
@@ -47,6 +49,7 @@ class Base:
     metrics: PrometheusMetrics
     connections: Connections
     store: PostgresStore
+    ways: Ways = field(default_factory=Ways)
     counts: SharedCounts | None = None  # of the processes that serve one public port, if this is one of several
     watches: dict[str, Watch] = field(default_factory=dict)  # what runs beside the traffic, by name
 
@@ -70,6 +73,10 @@ class Base:
         """Return the part, whose `run` runs beside the traffic."""
         self.watches[name] = part.run
         return part
+
+    def client(self) -> PooledClient:
+        """A client of HTTP, which takes the ways of the environment. Whoever gets it closes it."""
+        return http_client(ways=self.ways)
 
     @property
     def peppers(self) -> Mapping[int, bytes]:
@@ -97,7 +104,7 @@ def base_of(settings: Settings, services: Services, opened: AsyncExitStack) -> B
     opened.push_async_callback(connections.close)
     store = PostgresStore(connections.requests, lookups=connections.lookups)
     metrics, counts = PrometheusMetrics(__version__), _counts(siblings_of(services))
-    return Base(settings, services, opened, SystemClock(), metrics, connections, store, counts)
+    return Base(settings, services, opened, SystemClock(), metrics, connections, store, Ways(environment()), counts)
 
 
 def siblings_of(services: Services) -> Siblings | None:

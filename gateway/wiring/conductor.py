@@ -107,6 +107,7 @@ async def conductor_of(base: Base, pool: PoolParts) -> ConductorParts | None:
         "timeout_s": settings.caps_wall_s_max,
         "breaker": breaker,
     }
+    limits |= {"client": base.client(), "way": base.ways.of_worker(spec, pool.first.secrets) if spec else None}
     conductor = base.closing(HttpConductor(url, model, key, structured=structured, **limits, **own))
     manifest = await conductor.describe() if ours else None
     profile = _profile(settings, manifest)
@@ -171,7 +172,7 @@ def engine_of(base: Base, conductor: Conductor) -> tuple[PolicyEngine, Conductor
     url = str(services.conductor_url).removesuffix("/v1")
     urls = settings.policy_engine_urls.split(",") if settings.policy_engine_urls else [url]
     places = [url.strip().rstrip("/").removesuffix("/v1") for url in urls]
-    apis = [base.closing(EngineApi(place, key=services.engine_key)) for place in places]
+    apis = [base.closing(EngineApi(place, key=services.engine_key, client=base.client())) for place in places]
     if settings.policy_engine == "vllm-reload":
         if settings.policy_engine_base is None or len(apis) != 1:
             raise ConfigError("BATON_POLICY_ENGINE=vllm-reload needs BATON_POLICY_ENGINE_BASE and one engine")
@@ -228,7 +229,8 @@ def _proven(base: Base, conductor: Conductor) -> Conductor:
     if settings.conductor_kind != "url" or services.conductor_url is None or services.conductor_model is None:
         return conductor
     url, key = services.conductor_url.rstrip("/").removesuffix("/v1"), base.referred(settings.conductor_api_key)
-    return base.closing(ProvenConductor(conductor, EngineApi(url, key=key), services.conductor_model))
+    api = EngineApi(url, key=key, client=base.client())
+    return base.closing(ProvenConductor(conductor, api, services.conductor_model))
 
 
 def _version_limits(settings: Settings) -> VersionLimits:

@@ -94,6 +94,7 @@ def pool_of(base: Base) -> PoolParts:
         first.secrets,
         base.secret(b"depth"),
         places=base.services.places,
+        ways=base.ways,
         connections_max=settings.worker_connections_max,
         reply_bytes_max=settings.worker_reply_bytes_max,
         chunk_gap_s_max=settings.worker_idle_s,
@@ -185,7 +186,7 @@ def embedder_of(base: Base, embedding: Embedding | None) -> LocalEmbedder | Http
         return base.closing(LocalEmbedder(embedding))
     url, _, model = settings.embedder.partition("#")
     key, timeout_s = base.referred(settings.embedder_api_key), EMBEDDING_SHARE * settings.experience_timeout_s
-    return base.closing(HttpEmbedder(url, model, key, timeout_s=timeout_s))
+    return base.closing(HttpEmbedder(url, model, key, timeout_s=timeout_s, client=base.client()))
 
 
 def memory_of(base: Base) -> ExperienceMemory:
@@ -298,6 +299,7 @@ def auth_of(base: Base) -> Authenticator:
         cache_s=settings.key_cache_s,
         stale_s=settings.key_stale_s,
         cached_keys_max=settings.key_cache_max,
+        operators=settings.operators,
     )
 
 

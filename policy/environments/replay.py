@@ -26,6 +26,7 @@ from policy.environments.base import Bill, Prompt, Spend, Split, fraction, rng_f
 from policy.environments.executor import CAPS, ExecutedEnvironment, Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY
 from policy.environments.simulated import NOWHERE, SpeakerWorkers, tool_reply
+from policy.reward import is_right
 from policy.simulators.recordings import BadRecording, RecordedCheck, Recording, Recordings, load
 from policy.simulators.replay import ReplaySpeaker, check_entry, pool_file
 
@@ -131,7 +132,7 @@ class ReplayEnvironment(ExecutedEnvironment):
             answer = entry.answers[spec.name]
             tokens_nano = cost_nano(spec.price or Price(), Usage(entry.input_tokens, answer.output_tokens))
             nano = tokens_nano if answer.cost_nano is None else answer.cost_nano
-            return not self.grade(prompt, answer.text), nano
+            return not is_right(self.grade(prompt, answer.text)), nano
 
         best = min((spec for spec in prompt.pool if spec.kind in MODEL_KINDS), key=loss)
         return f'{{"steps":[{{"worker":"{best.handle}","task":null,"see":[]}}]}}'

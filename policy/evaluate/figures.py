@@ -16,6 +16,7 @@ from gateway.errors import ConfigError
 from policy.evaluate.contest import QuestionResult
 from policy.evaluate.entrants import FIXED, ORACLE, Entrant
 from policy.evaluate.options import EvaluationOptions
+from policy.reward import is_right
 from policy.statistics.stats import (
     aiq,
     apgr,
@@ -159,7 +160,7 @@ class _Frame:
         mine = [row.outcome for row in self._results[name]]
         other = [row.outcome for row in self._results[best]]
         gain = bootstrap_mean([a - b for a, b in zip(mine, other, strict=True)], seed=self._options.seed)
-        test = mcnemar([value >= 0.5 for value in mine], [value >= 0.5 for value in other])
+        test = mcnemar([*map(is_right, mine)], [*map(is_right, other)])
         return {
             "accuracy_gain": gain.value,
             "accuracy_gain_ci": [gain.low, gain.high],

@@ -13,9 +13,9 @@ from gateway.core.money.amounts import nano_to_usd
 from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import Unavailable
 from policy.environments.base import Episode
+from policy.reward import is_right
 
 Value = float | int | str | dict[str, float]
-RIGHT_FROM = 0.5  # outcomes from here on count as solved
 PROGRESS = ("step", "steps", "reward", "accuracy", "parse_rate", "usd_per_1k", "dead_share", "entropy", "spent_usd")
 
 
@@ -24,7 +24,7 @@ def of_episodes(episodes: Sequence[Episode], rewards: Sequence[float]) -> dict[s
     if not episodes:
         return {}
     usd = sum(episode.cost_nano for episode in episodes) / NANO_PER_USD
-    solved = sum(episode.outcome >= RIGHT_FROM for episode in episodes)
+    solved = sum(is_right(episode.outcome) for episode in episodes)
     figures: dict[str, Value] = {
         "episodes": len(episodes),
         "reward": fmean(rewards),

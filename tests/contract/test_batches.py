@@ -408,6 +408,35 @@ async def test_a_line_waits_for_its_conversation_and_for_no_other_conflict(
     assert len(server.asked) == attempts
 
 
+class BrokenLines(ScriptedLines):
+    """Raises what no server should."""
+
+    async def serve(self, *asked: Any) -> LineReply:
+        self.asked.append(asked)
+        raise OverflowError("a bug")
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_line_that_meets_a_bug_ends_after_a_finite_number_of_tries(
+    batches: PostgresBatches, files: PostgresFiles, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    monkeypatch.setattr("gateway.service.batches.run.DELAY_S_MAX", 0.01)
+    await open_batch(batches, lines=2)
+    server = BrokenLines()
+    async with running(batches, files, server):
+        if cancelled:
+            await until(lambda: server.asked)
+            await batches.cancel(KEY.public_id, "batch_1", NOW_S)
+        batch = await ended(batches)
+    assert (batch.status, batch.counts[1]) == ("cancelled" if cancelled else "completed", 0)
+    assert len(server.asked) <= 2 * ATTEMPTS_MAX
+    if not cancelled:
+        assert (batch.counts, len(server.asked)) == ((2, 0, 2), 2 * ATTEMPTS_MAX)
+        assert batch.error_file_id is not None
+        lines = [json.loads(line) for line in (await content(files, batch.error_file_id)).splitlines()]
+        assert [line["error"]["code"] for line in lines] == ["internal_error"] * 2
+
+
 async def test_lines_of_a_revoked_key_fail(batches: PostgresBatches, files: PostgresFiles) -> None:
     await batches.create(a_batch(key_id=OTHER_KEY), 9)
     await batches.claim(RUNNERS[0], HOUR_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tarfile
 from collections.abc import Callable
@@ -103,13 +104,29 @@ def test_a_damaged_backup_is_refused_before_anything_is_written(
     assert "no backup" in run(pg_server.create(), "restore", tmp_path / "none.tar", "--data-dir", new, status=2)
 
 
+@pytest.mark.parametrize("name", ["../out", "/out", "data/../../out", "link", "pipe"])
+def test_a_file_that_leads_out_or_is_no_plain_file_is_refused(run: Run, tmp_path: Path, name: str) -> None:
+    member = tarfile.TarInfo(name.replace("/out", f"{tmp_path}/out") if name.startswith("/") else name)
+    if name in ("link", "pipe"):
+        member.type, member.linkname = tarfile.SYMTYPE if name == "link" else tarfile.FIFOTYPE, "/etc/hostname"
+    member.size = 0 if name in ("link", "pipe") else 3
+    with tarfile.open(tmp_path / "other.tar", "w") as tar:
+        tar.addfile(member, io.BytesIO(b"out"))
+    told = run("", "restore", tmp_path / "other.tar", "--data-dir", tmp_path / "new", status=2)
+    assert "which no backup writes" in told
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_restore_that_failed_leaves_nothing_and_can_be_tried_again(
     run: Run, installed: Path, database_url: str, tmp_path: Path
 ) -> None:
     file, other, new = tmp_path / "kept.tar", tmp_path / "other.tar", tmp_path / "new"
     facts = run(database_url, "backup", file, "--data-dir", installed)
     with tarfile.open(file) as tar:
-        tar.extractall(tmp_path / "unpacked", filter="data")
+        for member in filter(tarfile.TarInfo.isfile, tar):
+            (tmp_path / "unpacked" / member.name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "unpacked" / member.name).write_bytes(tar.extractfile(member).read())  # type: ignore[union-attr]
     manifest = tmp_path / "unpacked" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"charged_nano": 805', '"charged_nano": 806'))
     with tarfile.open(other, "w") as tar:

@@ -161,3 +161,69 @@ async def test_a_whole_reply_over_http_1_0_has_its_length() -> None:
         head, said = await ask_http_1_0(gateway, ask())
         assert f"content-length: {len(said)}" in head
         assert json.loads(said)["choices"][0]["message"]["content"] == "forty-two"
+
+
+# ---------------------------------------------------------------- numbers that no double holds
+
+HUGE = 10**399
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "maxProperties": HUGE}}}
+CHAT = {
+    **ask(),
+    "tools": [TOOL],
+    "metadata": {"a": "b"},
+    "logit_bias": {"1": 1},
+    "stream_options": {"include_usage": True},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"maximum": HUGE}}},
+}
+NUMBERS = (
+    *(
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "n",
+        "seed",
+        "top_logprobs",
+        "dimensions",
+        "top_k",
+    ),
+    *("max_output_tokens", "max_tool_calls", "presence_penalty", "truncation", "value", "unknown"),
+)
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"model": "alpha", "prompt": "a", "logit_bias": {"1": 1}},
+    "/v1/embeddings": {"model": "alpha", "input": ["a"]},
+    "/v1/responses": {"model": "baton", "input": "a", "metadata": {"a": "b"}, "reasoning": {"effort": "low"}},
+    "/v1/messages": {"model": "baton", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]},
+    "/v1/outcomes": {"rollout_id": "r1", "value": 1},
+}
+
+
+def _with_each_leaf(value: Any, new: Any) -> list[Any]:
+    """The value once for each of its leaves, which is replaced."""
+    if isinstance(value, dict):
+        return [{**value, name: each} for name, inner in value.items() for each in _with_each_leaf(inner, new)]
+    if isinstance(value, list):
+        return [
+            [*value[:at], each, *value[at + 1 :]] for at, one in enumerate(value) for each in _with_each_leaf(one, new)
+        ]
+    return [new]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_number_that_no_double_holds_is_no_fault_of_the_gateway(path: str) -> None:
+    body = ROUTES[path]
+    async with served(Kit()) as gateway:
+        for new in (HUGE, -HUGE, [HUGE], {"a": HUGE}):
+            bodies = [*({**body, name: new} for name in NUMBERS), *_with_each_leaf(body, new)]
+            for each in bodies:
+                headers = {"anthropic-version": "2023-06-01"}
+                reply = await gateway.http.post(path, content=json.dumps(each), headers=headers)
+                assert reply.status_code < 500, (each, reply.text)
+        for name in ("seed", "temperature") if path == "/v1/chat/completions" else ():
+            error = (await gateway.http.post(path, content=json.dumps({**ask(), name: HUGE}))).json()["error"]
+            assert (error["param"], error["type"]) == (name, "invalid_request_error")
+        for number in ("1e999", "-1e999", "NaN", "Infinity", "1" * 5000, "[" * 70 + "]" * 70):
+            text = json.dumps({**body, "unknown": "@"}).replace('"@"', number)
+            reply = await gateway.http.post(path, content=text)
+            assert reply.status_code == 400, (number[:9], reply.text)

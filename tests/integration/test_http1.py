@@ -122,6 +122,8 @@ async def test_a_connection_whose_reply_was_read_is_used_again(pool: ConnectionP
     "answer",
     [
         OK + b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nmore",
+        OK + b"and more than its length says",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\nand more than its end says",
         b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi",
         b"HTTP/1.0 200 OK\r\n\r\nhi<close>",
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 200 OK\r\n\r\nhi<close>",

@@ -308,7 +308,7 @@ async def test_bytes_that_are_no_event_are_put_away(log: Log, pg_engine: AsyncEn
     assert log.watch.dead == [None, None]
 
 
-async def test_damage_stops_one_segment_not_the_log(log: Log, pg_engine: AsyncEngine) -> None:
+async def test_damage_costs_one_record_which_is_a_dead_letter(log: Log, pg_engine: AsyncEngine) -> None:
     await log.append(*holds(5))
     path = segment_path(log.directory, 1)
     data = bytearray(path.read_bytes())
@@ -319,7 +319,8 @@ async def test_damage_stops_one_segment_not_the_log(log: Log, pg_engine: AsyncEn
     await log.append(*holds(3))
     await log.spool.shipped()
     assert log.watch.damage == ["corrupt"]
-    assert await count(pg_engine, ledger) == 2 + 3
+    assert await count(pg_engine, ledger) == 4 + 3
+    assert log.watch.dead == [None]
     assert segments.numbers(log.directory, "bad") == [1]
 
 

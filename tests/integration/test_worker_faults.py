@@ -57,7 +57,7 @@ async def test_a_workers_fault_is_a_502_that_may_be_tried_again(fault: str) -> N
             assert "x-baton-rollout-id" in reply.headers
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["html", "empty", "list"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_fault_with_status_200_costs_its_prompt_and_what_came_and_not_the_worst_case(
     fault: str, stream: bool

@@ -193,8 +193,10 @@ async def test_workers_that_came_from_no_file_take_none() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_error_names_the_worker_its_host_and_where_its_key_comes_from(stream: bool) -> None:
-    async def failure(url: str, answer: Reply | None, **more: Any) -> str:
+async def test_an_error_names_the_worker_its_host_and_where_its_key_comes_from(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def failure(url: str, answer: Reply | None, **more: Any) -> tuple[str, str]:
         async with Server(lambda request: answer or Reply()) as server:
             one = worker(url=url or f"{server.url}/v1", **more)
             workers = pooled_workers(pool(one), {"w": "a-key"}, b"depth")
@@ -204,12 +206,35 @@ async def test_an_error_names_the_worker_its_host_and_where_its_key_comes_from(s
             with pytest.raises(UpstreamError) as caught:
                 await asked
             await workers.close()
-            return caught.value.message.replace(str(server.port), "PORT")
+            logged = [line.replace(str(server.port), "PORT") for line in caplog.messages]
+            caplog.clear()
+            assert len(logged) == 1
+            message, place = caught.value.message, caught.value.place.replace(str(server.port), "PORT")
+            assert caught.value.in_full.replace(str(server.port), "PORT") == f"{message} ({place})"
+            assert place in logged[0]
+            assert "worker w" in logged[0]
+            return message, logged[0]
 
-    assert await failure("http://127.0.0.1:1/v1", None) == "worker w at 127.0.0.1:1 cannot be reached"
+    message, line = await failure("http://127.0.0.1:1/v1", None)
+    assert message == "worker w cannot be reached"
+    assert "at 127.0.0.1:1, no key" in line
     refused = json_reply({"error": {"message": "bad key sk-123"}}, 401)
-    assert await failure("", refused, api_key="env:SOME_KEY") == (
-        "worker w at 127.0.0.1:PORT refused Baton's key (401): check `env:SOME_KEY` of the pool file"
+    message, line = await failure("", refused, api_key="env:SOME_KEY")
+    assert message == "worker w refused Baton's key (401)"
+    assert line == (
+        "worker w (at 127.0.0.1:PORT, key `env:SOME_KEY`): worker w refused Baton's key (401); upstream_error"
     )
-    vendors = json_reply({"error": {"message": "temperature is too hot"}}, 400)
-    assert await failure("", vendors) == "temperature is too hot"
+    message, line = await failure("", json_reply({"error": {"message": "temperature is too hot"}}, 400))
+    assert message == "temperature is too hot"
+    assert "too hot" not in line  # a vendor's words may quote the request
+
+
+async def test_a_worker_that_keeps_failing_writes_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    async with Server(lambda request: json_reply({"error": {"message": "no"}}, 401)) as server:
+        one = worker(url=f"{server.url}/v1")
+        workers = pooled_workers(pool(one), {"w": "a-key"}, b"depth")
+        for _ in range(20):
+            with pytest.raises(UpstreamError):
+                await workers.complete(call(one, pool(one)))
+        await workers.close()
+    assert len([line for line in caplog.messages if "refused Baton's key" in line]) == 1

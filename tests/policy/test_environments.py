@@ -393,6 +393,17 @@ async def test_recorded_dollars_are_what_an_episode_costs(tmp_path: Path) -> Non
     assert env.oracle(prompt) == text(prompt, ("cheap", None, []))
 
 
+def test_an_oracle_takes_an_answer_for_right_from_half_its_grade_on(tmp_path: Path) -> None:
+    rows = lines(2)
+    for name, score in (("cheap", 0.1), ("mid", 0.5), ("dear", 1.0)):
+        answer = rows[1]["workers"][name]
+        del answer["correct"]
+        answer["score"] = score
+    env = ReplayEnvironment(load_rows(tmp_path, rows), PRICES)
+    prompt = question(env, rows[1]["id"])
+    assert env.oracle(prompt) == text(prompt, ("mid", None, []))
+
+
 async def test_self_consistency_votes_over_the_recorded_samples(tmp_path: Path) -> None:
     rows = lines(2)
     right = rows[0]["gold"]

@@ -170,6 +170,34 @@ def test_k3_is_zero_at_equality_positive_elsewhere_and_close_to_kl() -> None:
     assert close(expected, 0.7 * math.log(0.7 / 0.6) + 0.3 * math.log(0.3 / 0.4))
 
 
+@pytest.mark.parametrize("x", [-90.0, -20.5, -20.0, -19.0, -1.0, -0.1, 0.1, 3.0, 30.0])
+def test_k3_pulls_back_at_every_distance(x: float) -> None:
+    """The gradient is 1 − e^−x as far as e^20, and there it stays: never of the other sign."""
+    logprobs = torch.tensor([[x - 0.5]], dtype=torch.float64, requires_grad=True)
+    reference, mask = torch.tensor([[-0.5]], dtype=torch.float64), torch.tensor([[True]])
+    grpo.k3_kl(logprobs, reference, mask).sum().backward()
+    assert logprobs.grad is not None
+    slope = float(logprobs.grad)
+    assert slope == pytest.approx(1 - math.exp(-max(x, -20.0)))
+    step = 1e-4
+    ends = (grpo.k3_kl(logprobs.detach() + sign * step, reference, mask) for sign in (1, -1))
+    up, down = (float(value) for value in ends)
+    assert slope == pytest.approx((up - down) / (2 * step), rel=1e-4 if x != -20 else 1e-3)
+
+
+def test_one_step_down_the_kl_term_goes_towards_the_reference() -> None:
+    for now in (-25.0, -0.01):
+        logprobs = torch.tensor([[now]], requires_grad=True)
+        settings = LossSettings(kl_weight=1.0)
+        loss = grpo_loss(
+            logprobs, torch.tensor([[now]]), torch.tensor([0.0]), full(logprobs), settings, reference=rows([-1.0])
+        )
+        loss.value.backward()
+        assert logprobs.grad is not None
+        assert math.isfinite(float(logprobs.grad))
+        assert (float(logprobs.grad) < 0) == (now < -1.0)
+
+
 def test_token_mean_weighs_rows_by_length_and_splits_add_up() -> None:
     values, mask = rows([1.0, 1.0, 1.0], [4.0, 9.0, 9.0]), torch.tensor([[True] * 3, [True, False, False]])
     assert float(grpo.token_mean(values, mask)) == pytest.approx(7 / 4)

@@ -489,9 +489,9 @@ async def test_no_parallel_tool_calls_means_one_whatever_the_worker_makes_of_it(
 
 
 @pytest.mark.parametrize(
-    ("told", "tier"), [("flex", "flex"), ("priority", "priority"), ("on_demand", "default"), (None, "default")]
+    ("told", "tier"), [("flex", "flex"), ("priority", "priority"), ("on_demand", None), (None, "default")]
 )
-async def test_the_tier_is_the_one_that_was_used(told: str | None, tier: str) -> None:
+async def test_the_tier_is_the_one_that_was_used(told: str | None, tier: str | None) -> None:
     choice = {"index": 0, "finish_reason": "stop"}
     whole = {"service_tier": told, "system_fingerprint": "fp_1", "choices": [{**choice, "message": {"content": "x"}}]}
     chunk = {"service_tier": told, "system_fingerprint": "fp_1", "choices": [{**choice, "delta": {"content": "x"}}]}
@@ -500,6 +500,7 @@ async def test_the_tier_is_the_one_that_was_used(told: str | None, tier: str) ->
         assert running.body is not None
         assert (running.body["service_tier"], running.body["system_fingerprint"]) == (tier, "fp_1")
         assert running.reply_facts.get("service_tier", "default") in (tier, "default")
+        assert running.body.get("native_service_tier") == (told if told and tier is None else None)
 
 
 @pytest.mark.parametrize(("store", "train"), [(False, False), (True, True), (None, True)])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.core.loop.caps import Caps
+from gateway.core.loop.caps import Caps, Meter
 from gateway.core.money.amounts import Usage, worst_case_nano
 from gateway.core.pool.workers import JUDGE_URL, WorkerSpec
 from gateway.errors import (
@@ -30,7 +30,7 @@ from gateway.service.request import complete
 from gateway.service.request.admit import PROMPT_TOKENS_BOUND
 from gateway.service.request.running import ProgressNote, reply_headers
 from tests.fakes.workers import Says
-from tests.kit import KEY, PRICE, Kit, ask, items_of, plan, pool_file
+from tests.kit import HANDLES, KEY, PRICE, Kit, ask, items_of, plan, pool_file
 from tests.waiting import BOUND_S, until
 
 CANARIES = {"alpha": "canary-one", "beta": "canary-two", "gamma": "canary-three"}
@@ -169,6 +169,39 @@ async def test_the_depth_cap_ends_child_loops_with_a_flag() -> None:
     assert children[0]["capped"] == "depth"
     assert children[0]["fallback"] == "conductor_depth_cap"
     assert await kit.open_nano() == 0
+
+
+FIVE_LOOPS = plan(*(("echo", f"Part {n}.", []) for n in range(5)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "limits", [{"calls": 3}, {"calls": 1}, {"cost_nano": 30_000_000}, {"tokens": 60_000}, {"cost_nano": 60_000_000}]
+)
+async def test_a_plan_that_spends_all_it_may_on_loops_denies_no_answer(limits: dict[str, int], stream: bool) -> None:
+    """As a text that was injected makes it: every loop asks for five more."""
+    kit = Kit((FIVE_LOOPS,), dict.fromkeys(HANDLES, Says("fine")), caps=Caps(depth=2, wall_s=60.0, **limits))
+    running = await kit.serve(ask(stream=stream))
+    assert running.error is None
+    assert await kit.text(running) == "fine"
+    assert running.record.status == "done"
+    assert running.record.capped
+    assert await kit.open_nano() == 0
+    assert running.record.cost_nano == await kit.posted_nano()
+    assert running.record.cost_nano <= limits.get("cost_nano", 500_000_000)
+
+
+async def test_what_is_kept_back_for_an_answer_is_free_again_once_no_loop_runs() -> None:
+    meter = Meter(1_000, Caps(calls=2, tokens=800))
+    with meter.kept_back():
+        with meter.kept_back():
+            assert (meter.left_nano, meter.left_tokens) == (750, 600)
+        assert meter.left_nano == 750
+        meter.count_call()
+        with pytest.raises(CapReached):
+            meter.count_call()
+    assert (meter.left_nano, meter.left_tokens) == (1_000, 800)
+    meter.count_call()
 
 
 async def test_rounds_show_a_digest_and_an_empty_plan_ships() -> None:

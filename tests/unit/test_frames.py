@@ -94,3 +94,43 @@ CHUNK = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m
 )
 def test_only_a_chunk_of_nothing_but_text_takes_the_short_way(chunk: dict[str, Any], piece_of_it: object) -> None:
     assert text_piece(chunk) == piece_of_it
+
+
+def test_what_a_vendor_says_of_its_reply_is_told_once() -> None:
+    short, running = frames(include_usage=True)
+    running.reply_facts = {"provider": "one", "citations": ["a"]}
+    made = bodies([*short.chunk([piece("a")]), *short.chunk([piece("b")])])
+    running.reply_facts = {"provider": "one", "citations": ["a", "b"]}
+    made += bodies([*short.chunk([piece("c")]), *short.chunk([piece("d")])])
+    assert all(body["provider"] == "one" for body in made)
+    assert [body["citations"] for body in made if "citations" in body] == [["a"], ["a", "b"]]
+    assert "".join(body["choices"][0]["delta"].get("content") or "" for body in made) == "abcd"
+
+
+def test_what_a_vendor_says_of_a_choice_is_on_its_frame() -> None:
+    short, _ = frames()
+    made = bodies(short.chunk([piece("a", content_filter_results={"hate": 1})]))
+    made += bodies(short.chunk([{"index": 0, "delta": {}, "finish_reason": "stop", "native_finish_reason": "END"}]))
+    made += bodies(short.chunk([{"index": 0, "delta": {}, "content_filter_offsets": {"end": 1}}]))
+    choices = [body["choices"][0] for body in made]
+    assert [choice.get("content_filter_results") for choice in choices] == [None, {"hate": 1}, None, None]
+    assert choices[2]["native_finish_reason"] == "END"
+    assert (choices[3]["content_filter_offsets"], choices[3]["delta"]) == ({"end": 1}, {})
+
+
+@pytest.mark.parametrize(
+    ("delta", "content"),
+    [
+        ({"role": "assistant", "content": ""}, ""),
+        ({"role": "assistant"}, ""),
+        ({"content": "a"}, ""),
+        ({"role": "assistant", "content": None}, None),
+        ({"role": "assistant", "content": None, "tool_calls": [{"index": 0}]}, None),
+        ({"tool_calls": [{"index": 0}]}, None),
+        ({"role": "assistant", "content": None, "refusal": "no"}, None),
+    ],
+)
+def test_the_first_frame_has_no_content_where_the_reply_begins_with_none(delta: Any, content: Any) -> None:
+    short, _ = frames()
+    first = bodies(short.chunk([{"index": 0, "delta": delta}]))[0]["choices"][0]["delta"]
+    assert first == {"role": "assistant", "content": content, "refusal": None}

@@ -11,6 +11,7 @@ import inspect
 import json
 import signal
 import socket
+import ssl
 import traceback
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
@@ -101,9 +102,10 @@ class Server:
     before its reply was complete; `open`: calls under way. What a handler raises is a 500, and raised again at the end.
     """
 
-    def __init__(self, handler: Handler, port: int = 0) -> None:
+    def __init__(self, handler: Handler, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self.handler = handler
         self.port = port
+        self.tls = tls
         self.requests: deque[Request] = deque(maxlen=REQUESTS_KEPT)
         self.left = asyncio.Event()
         self.open = 0
@@ -113,12 +115,12 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
-            lambda: _Connection(self), "127.0.0.1", self.port, backlog=BACKLOG, reuse_address=True
+            lambda: _Connection(self), "127.0.0.1", self.port, backlog=BACKLOG, reuse_address=True, ssl=self.tls
         )
         self.port = self._listener.sockets[0].getsockname()[1]
         return self

@@ -21,6 +21,8 @@ from pydantic_core import ErrorDetails
 from gateway.adapters.host.pricemap import offline_price
 from gateway.adapters.host.yamlfile import Document, Loc, read
 from gateway.adapters.upstream import tokens
+from gateway.adapters.upstream.reach.ways import Ways
+from gateway.core.pool.changes import with_first_token
 from gateway.core.pool.handles import neutral_handles
 from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, PoolFile, Price, ToolSpec, WorkerSpec, is_reference
 from gateway.errors import ConfigError
@@ -71,11 +73,14 @@ def _completed(pool: PoolFile, document: Document, env: Mapping[str, str]) -> tu
 
     workers = [tried(worker, partial(_priced, worker, index, document)) for index, worker in enumerate(pool.workers)]
     workers = [tried(worker, partial(_judge, worker, index, workers, document)) for index, worker in enumerate(workers)]
+    ways = Ways(env)
     for index, worker in enumerate(workers):
         checks: list[tuple[tuple[str, ...], Callable[[], object]]] = [
             (place, partial(resolve_secret, ref, env)) for place, ref in _references(worker)
         ]
         checks.append((("tokenizer",), partial(tokens.check, worker.tokenizer)))
+        if any(worker.detour):
+            checks.append((("url",), partial(_check_way, worker, ways, env)))
         for place, check in checks:
             try:
                 check()
@@ -84,6 +89,12 @@ def _completed(pool: PoolFile, document: Document, env: Mapping[str, str]) -> tu
     if lines:
         raise ConfigError("\n".join(lines[:MISTAKES_MAX]))
     return tuple(workers)
+
+
+def _check_way(worker: WorkerSpec, ways: Ways, env: Mapping[str, str]) -> None:
+    """Raises ConfigError for a proxy or certificates that cannot be used."""
+    named = worker.proxy or ""
+    ways.of_worker(worker, {f"{worker.name} proxy": resolve_secret(named, env)} if is_reference(named) else {})
 
 
 def _add_handles(data: dict[str, Any]) -> None:
@@ -97,15 +108,22 @@ def _add_handles(data: dict[str, Any]) -> None:
 
 def secrets(pool: PoolFile, env: Mapping[str, str]) -> dict[str, str]:
     """Map each worker that has a secret to it, by name, and each secret of its `env` by `NAME VARIABLE`. Raises
-    ConfigError as `resolve_secret` does."""
+    ConfigError as `resolve_secret` does. That of its proxy is `NAME proxy`."""
     every = ((worker, place, ref) for worker in pool.workers for place, ref in _references(worker))
-    return {" ".join((worker.name, *place[1:])): resolve_secret(ref, env) for worker, place, ref in every}
+    return {" ".join((worker.name, *_suffix(place))): resolve_secret(ref, env) for worker, place, ref in every}
+
+
+def _suffix(place: tuple[str, ...]) -> tuple[str, ...]:
+    """What a secret's name has behind that of its worker: nothing for the key."""
+    return () if place == ("api_key",) else place[-1:]
 
 
 def _references(worker: WorkerSpec) -> Iterator[tuple[tuple[str, ...], str]]:
     """The references to secrets of a worker, each with its place in its entry."""
     if worker.api_key:
         yield ("api_key",), worker.api_key
+    if worker.proxy and is_reference(worker.proxy):
+        yield ("proxy",), worker.proxy
     yield from ((("env", name), value) for name, value in worker.env.items() if is_reference(value))
 
 
@@ -175,8 +193,9 @@ def _inline_secrets(data: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
         key = worker.get("api_key")
         if key is not None and not (isinstance(key, str) and _SECRET_REF.match(key)):
             yield ("workers", index, "api_key"), _KEEP_OUT
-        if isinstance(worker.get("url"), str) and _SECRET_URL.search(worker["url"]):
-            yield ("workers", index, "url"), _KEEP_OUT
+        for name in ("url", "proxy"):
+            if isinstance(worker.get(name), str) and _SECRET_URL.search(worker[name]):
+                yield ("workers", index, name), _KEEP_OUT.replace("api_key", "proxy" if name == "proxy" else "api_key")
         params, variables = worker.get("params"), worker.get("env")
         for name in params if isinstance(params, dict) else ():
             if _SECRET_KEY.search(name):
@@ -362,18 +381,6 @@ def with_planner(pools: PoolFile, planner: str | None) -> PoolFile:
         return pools
     plans = models[planner].model_copy(update={"answers": False})
     return pools.model_copy(update={"workers": tuple(plans if one.name == planner else one for one in pools.workers)})
-
-
-def with_first_token(pools: PoolFile, first_token_s: float | None) -> PoolFile:
-    """The pool file in which models have this time to the first token, where their entries set none."""
-    if first_token_s is None:
-        return pools
-    of = {"first_token_timeout_s": first_token_s}
-    workers = tuple(
-        one.model_copy(update=of) if one.kind in MODEL_KINDS and one.first_token_timeout_s is None else one
-        for one in pools.workers
-    )
-    return pools.model_copy(update={"workers": workers})
 
 
 def pool_with(pools: PoolFile, setting: str, worker: str) -> str:

@@ -98,10 +98,11 @@ class ThreadCarrier:
         """Read in a thread of the pool, parse and store in the own one."""
         batch = await self._spool.read(start, records_max=self._size.records, bytes_max=self._size.bytes_)
         delivery = NOTHING
-        if batch.payloads:
+        payloads = batch.payloads + ([batch.lost.start] if batch.lost else [])
+        if payloads:
             loop = asyncio.get_running_loop()
-            delivery = await loop.run_in_executor(self._thread, self._writer.store, batch.payloads)
-        return Shipment(batch.position, len(batch.payloads), batch.damaged, delivery)
+            delivery = await loop.run_in_executor(self._thread, self._writer.store, payloads)
+        return Shipment(batch.position, len(payloads), batch.lost is not None, delivery)
 
     async def close(self) -> None:
         """Wait for the batch in progress."""

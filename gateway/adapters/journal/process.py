@@ -83,7 +83,8 @@ class Batches:
         position, end = part
         path, size = segments.segment_path(self._directory, position.segment), self._size
         chunk = segments.read(path, position.offset, end, records_max=size.records, bytes_max=size.bytes_)
-        return _Batch(self._writer.read(chunk.payloads), Position(position.segment, chunk.end), chunk.bad)
+        lost = [segments.damage(path, chunk.end, end).start] if chunk.bad else []
+        return _Batch(self._writer.read(chunk.payloads + lost), Position(position.segment, chunk.end), chunk.bad)
 
     def _next(self, start: Position, until: Position) -> tuple[Position, int] | None:
         """The first position from `start` on with bytes before `until`, and the end of them in its segment."""

@@ -2,12 +2,13 @@
 
     000000000001.log   record*          record = length (4 bytes, little-endian) ‖ CRC-32 (4) ‖ payload
     000000000002.log                    the CRC (zlib's) covers length and payload
-    000000000001.bad                    a segment with a damaged record, kept for a person to look at
+    000000000001.bad                    a segment with a damaged record, kept until `baton journal recover`
+    000000000001.recovered              the same after it
     shipped                             {"offset": …, "segment": …}: all before it is in PostgreSQL
     lock                                held by the one process that writes here
 
 A segment is only ever appended to. What a crash leaves half-written is at the very end, was never acknowledged, and is
-cut. A bad record with good ones after it is no such tail: it is damage, and reading stops there.
+cut. A bad record with good ones after it is no such tail: it is damage, and reading goes on with the next good one.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import json
 import math
 import os
 import re
+import shutil
 import struct
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -33,8 +35,11 @@ from gateway.files import sync_directory, write_atomic
 HEADER = struct.Struct("<II")
 PAYLOAD_START = b'{"id":'  # the start of every event's canonical form
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-_NAME = re.compile(r"^(\d{12})\.(log|bad)$")
+_NAME = re.compile(r"^(\d{12})\.(log|bad|recovered)$")
+DAMAGE_BYTES_MAX = 64 << 10  # of damaged bytes, that are stored
+_ABOUT = re.compile(rb'"(?:hold_id|kind|rollout_id)":"([\w.:-]{1,64})"')
 _MARK = "shipped"
+RECORDS_AT_ONCE, BYTES_AT_ONCE = 500, 4 << 20
 MARK_S = 1.0  # between two writes of the mark, which take four system calls that wait for the disk
 
 
@@ -110,23 +115,68 @@ def cut_torn_tail(path: Path) -> int:
     with path.open("r+b") as file:
         file.seek(end)
         rest = file.read()
-        if not rest or _holds_a_record(rest):
+        if not rest or _next_record(rest) < len(rest):
             return 0
         file.truncate(end)
         os.fsync(file.fileno())
     return len(rest)
 
 
-def _holds_a_record(data: bytes) -> bool:
-    """Whether a complete good record starts anywhere in `data`."""
+def _next_record(data: bytes) -> int:
+    """The offset of the first complete good record in `data`; its length where there is none."""
     start = data.find(PAYLOAD_START, HEADER.size)
     while start >= 0:
         length, crc = HEADER.unpack_from(data, start - HEADER.size)
         payload = data[start : start + length]
         if len(payload) == length and zlib.crc32(payload, zlib.crc32(data[start - 8 : start - 4])) == crc:
-            return True
+            return start - HEADER.size
         start = data.find(PAYLOAD_START, start + 1)
-    return False
+    return len(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What stands between two good records. `start`: the first DAMAGE_BYTES_MAX of its bytes; `end`: the offset of the
+    next good record, else that of the end."""
+
+    start: bytes
+    size: int
+    end: int
+
+    @property
+    def about(self) -> str:
+        """What can be read of it, such as a kind of event and the id of a hold; empty where nothing can."""
+        return " ".join(dict.fromkeys(match[1].decode() for match in _ABOUT.finditer(self.start)))[:200]
+
+
+def damage(path: Path, offset: int, until: int) -> Damage:
+    """The damage at `offset`, in what was written before `until`."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        rest = file.read(until - offset)
+    size = _next_record(rest)
+    return Damage(rest[: min(size, DAMAGE_BYTES_MAX)], size, offset + size)
+
+
+def every_record(path: Path) -> Iterator[bytes | Damage]:
+    """Each good record of a segment, and each damage between them, in order."""
+    offset, size = 0, path.stat().st_size
+    while offset < size:
+        chunk = read(path, offset, size, records_max=RECORDS_AT_ONCE, bytes_max=BYTES_AT_ONCE)
+        yield from chunk.payloads
+        offset = chunk.end
+        if chunk.bad:
+            yield (lost := damage(path, offset, size))
+            offset = lost.end
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Payloads in order and the position after them. `lost`: the bytes at that position, which are not a record."""
+
+    payloads: list[bytes]
+    position: Position
+    lost: Damage | None = None
 
 
 class Segment:
@@ -173,9 +223,15 @@ def numbers(directory: Path, ending: str = "log") -> list[int]:
 
 
 def set_aside(directory: Path, number: int) -> Path:
-    """Rename a damaged segment so that it is neither read nor deleted; return its new path."""
-    aside = segment_path(directory, number, "bad")
-    segment_path(directory, number).rename(aside)
+    """Keep a damaged segment under another name, which is neither read nor deleted; return its path."""
+    path, aside = segment_path(directory, number), segment_path(directory, number, "bad")
+    with suppress(FileExistsError):
+        try:
+            os.link(path, aside)
+        except OSError as error:
+            if isinstance(error, FileExistsError):
+                raise
+            shutil.copyfile(path, aside)  # a disk without links
     sync_directory(directory)
     return aside
 

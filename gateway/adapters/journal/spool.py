@@ -2,7 +2,7 @@
 
 Appenders queue; what came in one turn of the event loop, or during the commit before, is written with one write and one
 fdatasync in a thread of its own, which wakes them all. The other side, used by the shipper: `read` from a position on,
-`acknowledge` what is in PostgreSQL (the mark is durable before any segment is deleted), `set_aside` a damaged segment.
+`acknowledge` what is in PostgreSQL (the mark is durable before any segment is deleted), `set_aside` a damaged part.
 
     disk full            that append raises SpoolFull; the next one tries again
     queue or spool full  SpoolFull; new holds are refused first, so that requests under way can still be logged
@@ -25,13 +25,14 @@ from typing import Protocol
 
 from gateway.adapters.journal import segments
 from gateway.adapters.journal.disk import DiskThread
-from gateway.adapters.journal.segments import NoSpace, Position, Segment
+from gateway.adapters.journal.segments import Damage, EventBatch, NoSpace, Position, Segment
 from gateway.core.log.events import Event, canonical
 from gateway.errors import SpoolFull, TooLarge, Unavailable
 
 log = logging.getLogger("gateway.spool")
 MIB = 2**20
 LAG_STEP_S = 0.2
+TORN = "no whole record, as a crash leaves them before anybody is told that they are written, or damage at the very end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +75,6 @@ class Quiet:
     def retrying(self, error: str, wait_s: float) -> None: ...
     def dead_letter(self, kind: str | None, error: str) -> None: ...
     def damaged(self, what: str, path: str, bytes_: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class EventBatch:
-    """Payloads in order and the position after them. `damaged`: the bytes at that position are not a record."""
-
-    payloads: list[bytes]
-    position: Position
-    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +128,7 @@ class Spool:
             spool._disk.close()
             raise
         if torn:
-            log.warning("cut %d bytes of unacknowledged records at the end of the journal in %s", torn, directory)
+            log.warning("cut %d bytes at the end of the journal in %s: %s", torn, directory, TORN)
             spool.watch.damaged("torn", str(directory), torn)
         return spool
 
@@ -147,7 +139,8 @@ class Spool:
             torn = segments.cut_torn_tail(segments.segment_path(self.directory, found[-1]))
         self._sizes = {n: segments.segment_path(self.directory, n).stat().st_size for n in found}
         self._acked = segments.read_mark(self.directory)
-        taken = [*found, *segments.numbers(self.directory, "bad"), self._acked.segment]
+        aside = [number for ending in ("bad", "recovered") for number in segments.numbers(self.directory, ending)]
+        taken = [*found, *aside, self._acked.segment]
         self._next = max(taken) + 1
         self._durable = Position(found[-1], self._sizes[found[-1]]) if found else self._acked
         if self._acked > self._durable or self._acked.offset > self._sizes.get(self._acked.segment, self._acked.offset):
@@ -319,7 +312,8 @@ class Spool:
         chunk = await asyncio.to_thread(
             partial(segments.read, path, start.offset, until, records_max=records_max, bytes_max=bytes_max)
         )
-        return EventBatch(chunk.payloads, Position(start.segment, chunk.end), chunk.bad)
+        lost = await asyncio.to_thread(segments.damage, path, chunk.end, until) if chunk.bad else None
+        return EventBatch(chunk.payloads, Position(start.segment, chunk.end), lost)
 
     def _readable(self, position: Position) -> Position | None:
         if position.offset < self._sizes.get(position.segment, 0):
@@ -367,19 +361,23 @@ class Spool:
             segments.segment_path(self.directory, number).unlink(missing_ok=True)
 
     async def set_aside(self, position: Position) -> Position:
-        """Rename the segment in which `position` is damaged to `.bad`; returns (and acknowledges) its end."""
-        aside = await self._disk.call(self._set_aside, position.segment)
-        lost = (size := self._sizes.pop(position.segment)) - position.offset
-        log.error("journal segment damaged at byte %d, %d bytes kept aside in %s", position.offset, lost, aside)
-        self.watch.damaged("corrupt", str(aside), lost)
-        end = Position(position.segment, size)
+        """Keep the segment that is damaged at `position` as `.bad`; returns (and acknowledges) the position of the next
+        good record."""
+        aside, lost = await self._disk.call(self._set_aside, position, self._sizes[position.segment])
+        about = f" ({lost.about})" if lost.about else ""
+        where = position.offset, lost.size, about, aside
+        log.error("journal damaged at byte %d: %d bytes are no record%s; dead_letters has them, and %s is kept", *where)
+        self.watch.damaged("corrupt", str(aside), lost.size)
+        end = Position(position.segment, lost.end)
         await self.acknowledge(end)
         return end
 
-    def _set_aside(self, number: int) -> Path:
-        if self._file is not None and self._file.number == number:
+    def _set_aside(self, position: Position, until: int) -> tuple[Path, Damage]:
+        if self._file is not None and self._file.number == position.segment:
             self._close_file()
-        return segments.set_aside(self.directory, number)
+        path = segments.segment_path(self.directory, position.segment)
+        lost = segments.damage(path, position.offset, until)
+        return segments.set_aside(self.directory, position.segment), lost
 
     async def shipped(self) -> None:
         """Wait until everything that is durable now is in PostgreSQL. Raises TimeoutError (`shipped_timeout_s`)."""

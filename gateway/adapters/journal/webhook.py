@@ -6,22 +6,26 @@ import asyncio
 from datetime import datetime
 from urllib.parse import urlsplit
 
+import aiohttp
 import httpx
 
+from gateway.adapters.upstream.client import http_client
+from gateway.adapters.upstream.reach.ways import Ways
 from gateway.core.log.alerts import DueAlert, Receipt, body_of, signed
 
 TIMEOUT_S = 10.0
 REPLY_BYTES_MAX = 500
+CONNECTIONS_MAX = 8
 
 
 class Webhook:
-    """One attempt a call: no redirect, no proxy from the environment. `key`: the secret of the signature."""
+    """One attempt a call, without redirects. `key`: the secret of the signature."""
 
-    def __init__(self, url: str, key: bytes, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str, key: bytes, timeout_s: float = TIMEOUT_S, ways: Ways | None = None) -> None:
         self._url = url
         self._key = key
         self._timeout_s = timeout_s
-        self._client = httpx.AsyncClient(timeout=timeout_s, follow_redirects=False, trust_env=False)
+        self._client = http_client(CONNECTIONS_MAX, ways)
 
     @property
     def host(self) -> str:
@@ -44,8 +48,8 @@ class Webhook:
                     if len(start) >= REPLY_BYTES_MAX:
                         break
                 return Receipt(reply.status_code, start[:REPLY_BYTES_MAX].decode(errors="replace"))
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-            return Receipt(None, type(error).__name__)
+        except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError) as error:
+            return Receipt(None, type(error.__cause__ or error).__name__)
 
     async def close(self) -> None:
         """Close the connections."""

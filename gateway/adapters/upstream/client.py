@@ -10,6 +10,7 @@ import asyncio
 import json
 import math
 import re
+import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
@@ -26,12 +27,16 @@ import msgspec
 import yarl
 from httpx_aiohttp import AiohttpTransport
 
-from gateway.adapters.upstream.http1.pool import ConnectionPool
+from gateway.adapters.upstream.http1.pool import ConnectionPool, Http1Reply
+from gateway.adapters.upstream.reach.ways import HandedOver, Way, Ways
+from gateway.adapters.upstream.sse import BOM
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.body import parse_json
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import check_task, is_raw, units_of
+from gateway.core.openai.vendors import overflow
+from gateway.core.openai.vendors.faults import Fault, fault_of, read_fault, status_of
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.breaker import HEALTHY, RestRules, abandoned, failed, tried
 from gateway.errors import (
@@ -71,20 +76,21 @@ _NAMED_STATUSES: Mapping[int, type[UpstreamError]] = {
     504: UpstreamTimeout,
     529: UpstreamOverloaded,
 }
-_TOO_LONG = re.compile(r"(?i)context[ _](length|window)|prompt is too long|too many (input )?tokens")
 
 
 class PooledClient(httpx.AsyncClient):
-    """httpx's client over one session of aiohttp. Calls of model workers and of conductors use connections of our own,
-    for httpx and aiohttp took most of a call's processor time. It keeps no state between calls."""
+    """httpx's client over sessions of aiohttp. Calls of model workers and of conductors use connections of our own
+    (`ask`), for httpx and aiohttp took most of a call's processor time; those through a proxy or with a certificate of
+    their own do not. It keeps no state between calls."""
 
-    def __init__(self, connections_max: int) -> None:
+    def __init__(self, connections_max: int, ways: Ways | None = None) -> None:
         self._connections_max = connections_max
-        self._made: aiohttp.ClientSession | None = None
+        self._made: dict[ssl.SSLContext, aiohttp.ClientSession] = {}
         self._pool: ConnectionPool | None = None
-        self._over = AiohttpTransport(client=self.session, trust_env=False)
+        self._ways = ways or Ways()
+        self._by_url: dict[yarl.URL, Way] = {}  # of workers and conductors, whose URLs no client chooses
         super().__init__(
-            transport=self._over,
+            transport=_ByWay(self._ways, self.session),
             follow_redirects=False,
             headers={"user-agent": "baton"},
             trust_env=False,
@@ -92,30 +98,52 @@ class PooledClient(httpx.AsyncClient):
         )
         self.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
-    def session(self) -> aiohttp.ClientSession:
-        """The session, made in the event loop of its first call."""
-        if self._made is None:
-            connector = aiohttp.TCPConnector(
-                limit=self._connections_max, keepalive_timeout=KEEPALIVE_EXPIRY_S, ssl=self._over.ssl_context
-            )
-            self._made = aiohttp.ClientSession(
+    def session(self, tls: ssl.SSLContext) -> aiohttp.ClientSession:
+        """The session for such connections, made in the event loop of its first call."""
+        made = self._made.get(tls)
+        if made is None:
+            connector = aiohttp.TCPConnector(limit=self._connections_max, keepalive_timeout=KEEPALIVE_EXPIRY_S, ssl=tls)
+            made = self._made[tls] = aiohttp.ClientSession(
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             )
-        return self._made
+        return made
 
     def connections(self) -> ConnectionPool:
         """The connections for calls of model workers and conductors, made in the event loop of the first call."""
         if self._pool is None:
             self._pool = ConnectionPool(
                 self._connections_max,
-                self._over.ssl_context,
+                self._ways.tls,
                 idle_s=KEEPALIVE_EXPIRY_S,
                 connect_s=CONNECT_TIMEOUT_S,
             )
         return self._pool
+
+    async def ask(
+        self, url: yarl.URL, headers: Mapping[str, str], content: bytes, until_s: float, way: Way | None = None
+    ) -> Http1Reply:
+        """Send a request by the worker's way, else by that of the environment; the reply whose head has come. Raises
+        what is in `replies.TRANSPORT`, and TimeoutError beyond `until_s` of the loop's clock."""
+        way = way or self._by_url.get(url) or self._way_to(url)
+        if way.is_plain:
+            return await self.connections().post(url, headers, content, until_s)
+        async with asyncio.timeout_at(until_s):
+            response = await self.session(way.tls).post(
+                url,
+                headers={**headers, **way.headers(tunnels=False)},
+                data=content,
+                allow_redirects=False,
+                proxy=way.proxy,
+                proxy_headers=way.headers(tunnels=True),
+            )
+        return HandedOver(response)
+
+    def _way_to(self, url: yarl.URL) -> Way:
+        way = self._by_url[url] = self._ways.of(str(url))
+        return way
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -123,8 +151,27 @@ class PooledClient(httpx.AsyncClient):
         if self._pool is not None:
             self._pool.close()
             await asyncio.sleep(0)  # a turn of the event loop, in which the connections end
-        if self._made is not None:
-            await self._made.close()
+        for session in self._made.values():
+            await session.close()
+
+
+class _ByWay(httpx.AsyncBaseTransport):
+    """Sends each request of httpx by its way: that of its extension `way`, else that of the environment."""
+
+    def __init__(self, ways: Ways, session: Callable[[ssl.SSLContext], aiohttp.ClientSession]) -> None:
+        self._ways, self._session = ways, session
+        self._over: dict[Way, AiohttpTransport] = {}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """See httpx. Raises ConfigError for a proxy that cannot be used."""
+        way = request.extensions.get("way") or self._ways.of(str(request.url.copy_with(raw_path=b"/")))
+        if (over := self._over.get(way)) is None:
+            headers = way.headers(tunnels=True)
+            proxy = None if way.proxy is None else httpx.Proxy(str(way.proxy), headers=headers)
+            over = AiohttpTransport(verify=way.tls, client=self._session(way.tls), proxy=proxy)
+            self._over[way] = over
+        request.headers.update(way.headers(tunnels=False))
+        return await over.handle_async_request(request)
 
 
 @lru_cache(maxsize=1024)
@@ -133,17 +180,18 @@ def endpoint_url(base: str, path: str) -> yarl.URL:
     return yarl.URL(str(httpx.URL(f"{base}/{path}")), encoded=True)
 
 
-def http_client(connections_max: int = CONNECTIONS_MAX) -> PooledClient:
-    """Make a pooled client. The caller closes it."""
-    return PooledClient(connections_max)
+def http_client(connections_max: int = CONNECTIONS_MAX, ways: Ways | None = None) -> PooledClient:
+    """Make a pooled client. The caller closes it. None: the straight way to every server."""
+    return PooledClient(connections_max, ways)
 
 
 def parse_object(raw: bytes | str) -> dict[str, Any]:
-    """Parse a reply that must be a JSON object. Raises UpstreamProtocol."""
+    """Parse a reply that must be a JSON object; an error of Google's comes in a list. Raises UpstreamProtocol."""
     try:
-        value = parse_json(raw)
+        value = parse_json(raw.removeprefix(BOM) if isinstance(raw, bytes) else raw)
     except (ValueError, RecursionError):
         raise UpstreamProtocol("the worker's reply is not JSON") from None
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if not isinstance(value, dict):
         raise UpstreamProtocol("the worker's reply is not a JSON object")
     return value
@@ -151,15 +199,22 @@ def parse_object(raw: bytes | str) -> dict[str, Any]:
 
 def status_error(status: int, headers: Mapping[str, str], body: bytes, secret: str | None) -> UpstreamError:
     """The error for a status other than 200. It never contains the worker's key, nor the message of a 401 about it."""
-    message, param, code = _describe(body, secret)
     if status in (401, 403):
         return UpstreamError(f"the worker refused Baton's key ({status})", upstream_status=status)
+    if status == 407:
+        return UpstreamError("the worker's proxy asks for a user and a password (407)", upstream_status=status)
     if 300 <= status < 400:
         return UpstreamError(f"the worker answered with a redirect ({status}), never followed", upstream_status=status)
-    if status in REFUSED_STATUSES:
+    return _fault_error(status, headers, read_fault(body), secret)
+
+
+def _fault_error(status: int, headers: Mapping[str, str], fault: Fault, secret: str | None) -> UpstreamError:
+    message, param, code = (None if text is None else scrub(text, secret) for text in fault[:3])
+    too_long = fault.is_overflow and status in overflow.STATUSES
+    if too_long:  # clients shorten the conversation on this code
+        param, code = param or "messages", overflow.CODE
+    if too_long or status in REFUSED_STATUSES:
         text = message or f"the worker refused the request ({status})"
-        if code is None and _TOO_LONG.search(text):  # clients shorten the conversation on this code
-            param, code = param or "messages", "context_length_exceeded"
         return UpstreamRefused(text, upstream_status=status, param=param, code=code)
     text = f"the worker failed ({status})" + (f": {message}" if message else "")
     wait_s = retry_after_s(headers, datetime.now(UTC))
@@ -170,30 +225,14 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes, secret: s
 
 
 def event_error(payload: Any, secret: str | None) -> UpstreamError:
-    """The error for an error object inside a stream that began with status 200."""
-    error = payload if isinstance(payload, Mapping) else {}
-    status = next((v for v in (error.get("code"), error.get("status")) if isinstance(v, int) and 300 <= v < 600), None)
+    """The error for an error object in a reply that began with status 200. It costs nothing, as one with a status of
+    its own."""
+    fault = fault_of(payload)
+    status = 400 if fault.is_overflow else status_of(payload)
     if status is not None:
-        return status_error(status, {}, json.dumps({"error": dict(error)}).encode(), secret)
-    message = scrub(str(error.get("message") or payload), secret)
-    return UpstreamError(f"the worker failed while it answered: {message}", retryable=True)
-
-
-def _describe(body: bytes, secret: str | None) -> tuple[str, str | None, str | None]:
-    """(message, param, code) of an error body in the format of OpenAI or of another vendor."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return "", None, None
-    error = value.get("error", value) if isinstance(value, dict) else None
-    if not isinstance(error, dict):
-        return scrub(error, secret) if isinstance(error, str) else "", None, None
-    message, param, code = (error.get(name) for name in ("message", "param", "code"))
-    return (
-        scrub(message, secret) if isinstance(message, str) else "",
-        scrub(param, secret) if isinstance(param, str) else None,
-        scrub(code, secret) if isinstance(code, str) else None,
-    )
+        return status_error(status, {}, json.dumps({"error": payload}).encode(), secret)
+    message = scrub(fault.message or str(payload), secret)
+    return UpstreamError(f"the worker failed while it answered: {message}", retryable=True, upstream_status=200)
 
 
 def scrub(text: str, secret: str | None) -> str:

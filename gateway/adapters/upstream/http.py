@@ -1,45 +1,35 @@
-"""Workers behind any OpenAI-compatible endpoint, over connections of our own (`http1/`; ADR 0041).
+"""Workers behind any OpenAI-compatible endpoint or Anthropic's, over connections of our own (`http1/`; ADR 0041).
 
-Each call is one attempt, without retries, redirects, cookies or a proxy from the environment. Everything is bounded:
+Each call is one attempt, without retries, redirects or cookies. Everything is bounded:
 the call by `timeout_s`, the silence between chunks, and the decoded size of a reply and of one stream event.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any
 
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream import replies
 from gateway.adapters.upstream.http1.pool import Http1Reply
+from gateway.adapters.upstream.reach.ways import Way
 from gateway.adapters.upstream.sse import DONE, SseEvent, SseParser
+from gateway.adapters.upstream.wires import PATHS, ChunkMaker, wire_of
 from gateway.core.access import depth
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import Endpoint
-from gateway.core.openai.reply import TextChunk, chunks_of, read_text
-from gateway.core.openai.responses.outbound import Chunks, to_completion, to_request
+from gateway.core.openai.reply import TextChunk, chunks_of, read_text, reply_facts
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.texts import as_chat, check_embeddings, chunk_as_chat
 from gateway.core.openai.vendors.dialects import UsageTally
-from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, billed_usage, read_usage, text_bytes, usage_body
-from gateway.core.pool.models import model_of
+from gateway.core.openai.vendors.forms import as_chunk, as_whole, fault_in
+from gateway.core.openai.vendors.usage import billed_usage, read_usage, text_bytes, usage_body
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerReply
 
-PATHS: Mapping[Endpoint, str] = {
-    "chat": "chat/completions",
-    "completions": "completions",
-    "embeddings": "embeddings",
-    "moderations": "moderations",
-    "rerank": "rerank",
-    "images": "images/generations",
-    "speech": "audio/speech",
-    "transcriptions": "audio/transcriptions",
-    "translations": "audio/translations",
-}
 HEAD: Mapping[str, Any] = {"id": "", "created": 0, "model": ""}  # what names a chunk, before one came
 STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 # What a stream may not carry as a whole reply does: calls and what belongs to them, sound, sources, log-probs, ids.
@@ -49,7 +39,7 @@ BEYOND_TEXT |= {"logprobs", "prompt_logprobs"}
 
 class HttpWorkers:
     """`ports.Workers` for kind `openai`. `secrets` maps worker names to keys; `depth_secret` signs the depth header;
-    `places` maps `local:` URLs to where this gateway serves them."""
+    `places` maps `local:` URLs to where this gateway serves them; `ways` has those of workers that say more."""
 
     def __init__(
         self,
@@ -58,6 +48,7 @@ class HttpWorkers:
         *,
         places: Mapping[str, str] = MappingProxyType({}),
         client: upstream.PooledClient | None = None,
+        ways: Mapping[str, Way] = MappingProxyType({}),
         reply_bytes_max: int = 16 << 20,
         event_bytes_max: int = 1 << 20,
         chunk_gap_s_max: float = 60.0,
@@ -66,6 +57,7 @@ class HttpWorkers:
         self._depth_secret = depth_secret
         self._places = places
         self._client = client or upstream.http_client()
+        self._ways = ways
         self._reply_bytes_max = reply_bytes_max
         self._event_bytes_max = event_bytes_max
         self._chunk_gap_s_max = chunk_gap_s_max
@@ -96,24 +88,14 @@ class HttpWorkers:
         return await self._read_reply(call, body, content, response, deadline)
 
     async def _gathered(self, call: WorkerCall, body: dict[str, Any]) -> WorkerReply:
-        """The reply from a stream, collected in `call.so_far`; or in one piece, where the worker sends no stream."""
+        """The reply from a stream, or in one piece where the worker sends no stream."""
         content = upstream.encode(as_sent(call, body))
         deadline = asyncio.get_running_loop().time() + call.timeout_s
         response = await self._opened(call, content, upstream.first_until(call, deadline))
         if "event-stream" not in response.headers.get("content-type", ""):
             return await self._read_reply(call, body, content, response, deadline)
         response.gather()
-        chunks, reply = self._chunks(call, body, content, response, deadline, call.timeout_s), call.so_far
-        async with aclosing(chunks):
-            try:
-                while (together := await chunks.next()) is not None:
-                    reply.add_all(together)
-            except asyncio.CancelledError:  # what came is billed
-                reply.add_all(chunks.rest())
-                raise
-        head, usage = chunks.end()
-        completion = check_completion({**head, "object": "chat.completion", **reply.body()})
-        return WorkerReply(completion | {"usage": usage_body(usage)}, usage)
+        return await collected(call, self._chunks(call, body, content, response, deadline, call.timeout_s))
 
     async def _read_reply(
         self, call: WorkerCall, body: Mapping[str, Any], content: bytes, response: Http1Reply, deadline: float
@@ -123,8 +105,12 @@ class HttpWorkers:
         kind = response.headers.get("content-type", "")
         if call.endpoint in TASK_FIELDS:
             return upstream.task_reply(call, upstream.read_task(call, raw, kind), kind)
-        with fault_counted(len(content), len(raw)):
-            completion = check_reply(call, upstream.parse_object(raw), self._secrets.get(call.worker.name))
+        secret = self._secrets.get(call.worker.name)
+        if call.endpoint != "embeddings" and replies.is_event_stream(raw):
+            events = replies.ReadEvents(raw, SseParser(self._event_bytes_max), text_reader(call))
+            return await collected(call, WorkerStream(call, body, len(content), events, secret))
+        with replies.fault_counted(len(content), len(raw)):
+            completion = check_reply(call, upstream.parse_object(raw), secret)
         usage = billed_usage(
             read_usage(completion), body, len(content), reply_text_bytes(completion), call.worker.context_tokens
         )
@@ -148,7 +134,7 @@ class HttpWorkers:
                 each: Any
                 for each in together:
                     yield each
-        yield last_chunk(*chunks.end())
+        yield last_chunk(*chunks.end(), done=chunks.is_done)
 
     def _chunks(
         self,
@@ -159,18 +145,14 @@ class HttpWorkers:
         deadline: float,
         gap_s_max: float,
     ) -> WorkerStream:
-        is_chat = call.endpoint == "chat" and not asks_responses(call)
         try:
             pieces = replies.Pieces(response, self._reply_bytes_max)
         except UpstreamError:  # nothing of it can be read
             response.release()
             raise
         parser = SseParser(self._event_bytes_max)
-        read = read_text if is_chat else None
-        gap_s_max = call.worker.chunk_gap_s or gap_s_max
-        events = replies.ReplyEvents(
-            response, pieces, parser, read, deadline, gap_s_max, upstream.first_until(call, deadline)
-        )
+        first, gap_s_max = upstream.first_until(call, deadline), call.worker.chunk_gap_s or gap_s_max
+        events = replies.ReplyEvents(response, pieces, parser, text_reader(call), deadline, gap_s_max, first)
         return WorkerStream(call, body, len(content), events, self._secrets.get(call.worker.name))
 
     async def _opened(self, call: WorkerCall, content: bytes, deadline: float, kind: str = upstream.JSON) -> Http1Reply:
@@ -182,7 +164,7 @@ class HttpWorkers:
 
     async def _open(self, call: WorkerCall, content: bytes, kind: str, deadline: float) -> Http1Reply:
         """Open a response with status 200. To close it before its end closes the connection."""
-        secret = self._secrets.get(call.worker.name)
+        secret, wire = self._secrets.get(call.worker.name), wire_of(call)
         headers = {
             "content-type": kind,
             "accept-encoding": "identity",
@@ -191,11 +173,14 @@ class HttpWorkers:
         }
         if call.traceparent:
             headers["traceparent"] = call.traceparent
-        if secret:
+        if wire is not None:
+            headers |= wire.headers(secret, {**call.worker.params, **call.body})
+        elif secret:
             headers["authorization"] = f"Bearer {secret}"
-        path = "responses" if asks_responses(call) else PATHS[call.endpoint]
-        url = upstream.endpoint_url(self._base(call), path)
-        response = await self._client.connections().post(url, headers, content, deadline)
+        path, base = PATHS[call.endpoint], self._base(call)
+        path, base = (path, base) if wire is None else (wire.path, wire.base(base))
+        url = upstream.endpoint_url(base, path)
+        response = await self._client.ask(url, headers, content, deadline, self._ways.get(call.worker.name))
         if response.status_code == 200:
             return response
         try:
@@ -208,25 +193,31 @@ class HttpWorkers:
         """The base URL of the worker. Raises UpstreamError for a local model that was not started."""
         url = call.worker.url or ""
         if call.worker.local_model and url not in self._places:
-            raise UpstreamError(
-                f"{url} is not served here; `baton serve` starts it with the pool file", dispatched=False
-            )
+            problem = f"{url} is not served here; `baton serve` starts it with the pool file"
+            raise UpstreamError(problem, dispatched=False)
         return self._places.get(url, url)
 
 
-@contextmanager
-def fault_counted(request_bytes: int, reply_bytes: int) -> Iterator[None]:
-    """Gives an error inside the tokens that its call cost at most: the worker has ended it, and no reply was in it."""
-    try:
-        yield
-    except UpstreamError as error:
-        count_fault(error, request_bytes, reply_bytes)
-        raise
+def text_reader(call: WorkerCall) -> Callable[[bytes], TextChunk] | None:
+    """What reads a chunk of nothing but text; None where no chunk of the worker's API is one."""
+    return read_text if call.endpoint == "chat" and wire_of(call) is None else None
 
 
-def count_fault(error: UpstreamError, request_bytes: int, reply_bytes: int) -> None:
-    """Give an error the tokens that its call cost at most."""
-    error.tokens = -(-request_bytes // BYTES_PER_TOKEN), -(-reply_bytes // BYTES_PER_TOKEN)
+async def collected(call: WorkerCall, chunks: WorkerStream) -> WorkerReply:
+    """The whole reply that a stream makes, collected in `call.so_far`."""
+    reply = call.so_far
+    async with aclosing(chunks):
+        try:
+            while (together := await chunks.next()) is not None:
+                reply.add_all(together)
+        except asyncio.CancelledError:  # what came is billed
+            reply.add_all(chunks.rest())
+            raise
+    head, usage = chunks.end()
+    if not (chunks.is_done or reply.finished):
+        raise UpstreamProtocol("the worker's stream ended before each of its choices was complete")
+    completion = as_whole({**head, "object": "chat.completion", **reply.body()})
+    return WorkerReply(completion | {"usage": usage_body(usage)}, usage)
 
 
 class StreamTally:
@@ -241,7 +232,8 @@ class StreamTally:
         self.text: TextChunk | None = None  # the latest chunk, where it holds nothing but text
 
     def add(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Count a chunk. Returns its part of the reply, without the usage, which comes at the end; or None."""
+        """Count a chunk. Returns its part of the reply or what it says of it, without the usage, which comes at the
+        end; or None."""
         head = self._current_head()
         for key in HEAD:
             if key in chunk:
@@ -252,7 +244,7 @@ class StreamTally:
         for choice in choices:
             self.text_bytes += text_bytes((choice["delta"],))
             self._finished = self._finished or bool(choice.get("finish_reason"))
-        return chunk if choices else None
+        return chunk if choices or reply_facts(chunk) else None
 
     def end(self, call: WorkerCall, body: Mapping[str, Any], request_bytes: int) -> tuple[dict[str, Any], Usage]:
         """What names the reply, and the usage to bill. Raises UpstreamProtocol if the stream ended too early."""
@@ -269,9 +261,10 @@ class StreamTally:
         return self._head
 
 
-def last_chunk(head: Mapping[str, Any], usage: Usage) -> dict[str, Any]:
-    """The last chunk of a stream, with the usage to bill."""
-    return {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage)}
+def last_chunk(head: Mapping[str, Any], usage: Usage, *, done: bool = False) -> dict[str, Any]:
+    """The last chunk of a stream, with the usage to bill. `done`: the worker said that its stream is over."""
+    end = {"done": True} if done else {}
+    return {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage), **end}
 
 
 class WorkerStream:
@@ -282,14 +275,20 @@ class WorkerStream:
         call: WorkerCall,
         body: Mapping[str, Any],
         request_bytes: int,
-        events: replies.ReplyEvents[TextChunk],
+        events: replies.ReplyEvents[TextChunk] | replies.ReadEvents[TextChunk],
         secret: str | None,
     ) -> None:
         self._call, self._body, self._request_bytes = call, body, request_bytes
         self._events, self._secret = events, secret
-        self._wire = Chunks() if asks_responses(call) else None
+        wire = wire_of(call)
+        self._wire = None if wire is None else wire.chunks()
         self._tally = StreamTally()
         self._error: UpstreamError | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the worker said that its stream is over."""
+        return self._tally.done
 
     async def next(self) -> list[dict[str, Any] | TextChunk] | None:
         """The chunks that came together, a chunk of nothing but text as it was read; None at the end. Raises
@@ -316,7 +315,7 @@ class WorkerStream:
                 elif visible := tally.add(parse_chunk(event, self._secret, self._call.endpoint, self._wire)):
                     chunks.append(visible)
         except UpstreamError as error:
-            count_fault(error, self._request_bytes, 0)
+            replies.count_fault(error, self._request_bytes, 0)
             self._error = error
         if tally.text_bytes:
             self._events.begun = True
@@ -324,7 +323,7 @@ class WorkerStream:
 
     def end(self) -> tuple[dict[str, Any], Usage]:
         """`StreamTally.end`."""
-        with fault_counted(self._request_bytes, 0):
+        with replies.fault_counted(self._request_bytes, 0):
             return self._tally.end(self._call, self._body, self._request_bytes)
 
     async def aclose(self) -> None:
@@ -332,36 +331,46 @@ class WorkerStream:
         await self._events.aclose()
 
 
-def asks_responses(call: WorkerCall) -> bool:
-    """Whether the worker is asked by the Responses API."""
-    return call.worker.api == "responses" and call.endpoint == "chat"
-
-
 def as_sent(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
     """The body in the form of the worker's API."""
-    return to_request(body, with_state=model_of(call.worker).completion_tokens) if asks_responses(call) else body
+    wire = wire_of(call)
+    return body if wire is None else wire.request(call.worker, body)
 
 
 def request_body(call: WorkerCall) -> dict[str, Any]:
     """The body to send: the pool file's defaults, overridden by the call's own body, with the upstream's model name."""
-    return {**call.worker.params, **call.body, "model": call.worker.model}
+    model = call.worker.model or ""
+    return {
+        **call.worker.params,
+        **call.body,
+        "model": model.removeprefix("anthropic/") if call.worker.speaks_messages else model,
+    }
 
 
 def streams_alike(call: WorkerCall, body: Mapping[str, Any]) -> bool:
     """Whether a stream says all that the whole reply would: it is text, and the worker streams."""
-    return call.endpoint == "chat" and "stream" not in call.worker.cannot and BEYOND_TEXT.isdisjoint(body)
+    is_plain = call.endpoint == "chat" and not call.worker.speaks_messages
+    return is_plain and "stream" not in call.worker.cannot and BEYOND_TEXT.isdisjoint(body)
 
 
 def check_reply(call: WorkerCall, body: dict[str, Any], secret: str | None = None) -> dict[str, Any]:
     """Return the body if it is valid for its endpoint, a text completion and a response in the form of chat. Raises
-    UpstreamProtocol, and UpstreamError for a response that failed."""
-    if asks_responses(call):
-        body = to_completion(body)
-        if "error" in body:
-            raise upstream.event_error(body["error"], secret)
+    UpstreamProtocol, and the error that a body is with status 200."""
+    if (wire := wire_of(call)) is None:
+        return check_body(call, body, secret)
+    body = wire.completion(body)
+    if (fault := fault_in(body)) is not None:
+        raise upstream.event_error(fault, secret)
+    return as_whole(body)
+
+
+def check_body(call: WorkerCall, body: dict[str, Any], secret: str | None = None) -> dict[str, Any]:
+    """`check_reply` of a body in the form of OpenAI's endpoint."""
+    if (fault := fault_in(body)) is not None:
+        raise upstream.event_error(fault, secret)
     if call.endpoint == "embeddings":
         return check_embeddings(body, call.body)
-    return check_completion(as_chat(body) if call.endpoint == "completions" else body)
+    return as_whole(as_chat(body) if call.endpoint == "completions" else body)
 
 
 def reply_text_bytes(body: Mapping[str, Any]) -> int:
@@ -369,32 +378,13 @@ def reply_text_bytes(body: Mapping[str, Any]) -> int:
     return text_bytes(choice["message"] for choice in body.get("choices") or ())
 
 
-def check_completion(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body if it is a completion with at least one message. Raises UpstreamProtocol."""
-    choices = body.get("choices")
-    if not (isinstance(choices, list) and choices and all(_holds(choice, "message") for choice in choices)):
-        raise UpstreamProtocol("the worker's reply has no choices with a message")
-    return body
-
-
 def parse_chunk(
-    event: SseEvent, secret: str | None, endpoint: Endpoint = "chat", wire: Chunks | None = None
+    event: SseEvent, secret: str | None, endpoint: Endpoint = "chat", wire: ChunkMaker | None = None
 ) -> dict[str, Any]:
-    """The chunk of an event; `wire` makes it from one of the Responses API. Raises UpstreamProtocol for an invalid
-    chunk, UpstreamError for an error event."""
+    """The chunk of an event, which may be the whole reply; `wire` makes it from one of the Responses API. Raises
+    UpstreamProtocol for an invalid chunk, UpstreamError for an error."""
     chunk = upstream.parse_object(event.data)
     chunk = chunk if wire is None else wire.chunk(chunk)
-    if chunk.get("error") or event.name == "error":
-        raise upstream.event_error(chunk.get("error") or chunk, secret)
-    chunk = chunk_as_chat(chunk) if endpoint == "completions" else chunk
-    choices = chunk.get("choices") or []
-    for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict) and choice.get("delta") is None:
-            choice["delta"] = {}  # Azure's asynchronous content filter sends choices without a delta
-    if not (isinstance(choices, list) and all(_holds(choice, "delta") for choice in choices)):
-        raise UpstreamProtocol("the worker's stream holds an invalid chunk")
-    return chunk
-
-
-def _holds(choice: Any, part: str) -> bool:
-    return isinstance(choice, dict) and isinstance(choice.get(part), dict)
+    if fault := fault_in(chunk) or (chunk if event.name == "error" else None):
+        raise upstream.event_error(fault, secret)
+    return as_chunk(chunk_as_chat(chunk) if endpoint == "completions" and wire is None else chunk)

@@ -22,13 +22,7 @@ import aiohttp
 import httpx
 
 from gateway.adapters.upstream import client as upstream
-from gateway.adapters.upstream.http import (
-    StreamTally,
-    check_reply,
-    last_chunk,
-    reply_text_bytes,
-    request_body,
-)
+from gateway.adapters.upstream.http import StreamTally, check_body, last_chunk, reply_text_bytes, request_body
 from gateway.core.log.spans import HEADER
 from gateway.core.openai.chat import FIELDS, HINTS, Endpoint
 from gateway.core.openai.reply import chunks_of
@@ -42,8 +36,11 @@ from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, Upstrea
 from gateway.service.ports.request import WorkerCall, WorkerReply
 
 _REMOTE = re.compile(r"(?i)\s*(https?|gs|s3|file|ftp):")
-_BODY_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage")
-_CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text")
+_BODY_FIELDS = (
+    *("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage", "provider", "citations"),
+    *("search_results", "prompt_filter_results"),
+)
+_CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text", "content_filter_results", "native_finish_reason")
 KNOWN: Mapping[Endpoint, Mapping[str, Any]] = {
     **TASK_FIELDS,
     "chat": FIELDS,
@@ -144,7 +141,7 @@ class LiteLLMWorkers:
         async with self._client(call) as client:
             arguments = {**body, **self._options(call), **client}
             response = await self._await_until(call, until, self._function(call)(**arguments))
-        completion = check_reply(call, _plain(response))
+        completion = check_body(call, _plain(response))
         text_bytes = reply_text_bytes(completion)
         if text_bytes > self._reply_bytes_max:
             raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)
@@ -257,7 +254,9 @@ class LiteLLMWorkers:
             return UpstreamProtocol(f"the worker's reply is invalid ({type(error).__name__})")
         response = getattr(error, "response", None)
         headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", None) or {}
-        body = json.dumps({"error": {"message": _vendor_message(str(getattr(error, "message", error)))}}).encode()
+        message = _vendor_message(str(getattr(error, "message", error)))
+        kind = type(error).__name__  # LiteLLM knows by it more than the words say
+        body = json.dumps({"error": {"message": message, "type": kind}}).encode()
         return upstream.status_error(status, headers, body, self._secrets.get(call.worker.name))
 
 
@@ -301,7 +300,7 @@ def _request_body(call: WorkerCall) -> dict[str, Any]:
     for message in call.body.get("messages") or ():
         parts = message.get("content")
         for part in parts if isinstance(parts, list) else ():
-            if _REMOTE.match(_target(part)):
+            if _REMOTE.match(target := _target(part)) and not (call.worker.fetches and _is_picture(part, target)):
                 raise UpstreamRefused(
                     "this worker takes images and files as data: URLs only", param="messages", dispatched=False
                 )
@@ -311,6 +310,10 @@ def _request_body(call: WorkerCall) -> dict[str, Any]:
     if (call.worker.model or "").startswith(("openai/", "azure/")):
         return body
     return {name: value for name, value in body.items() if name not in HINTS}  # no other vendor accepts them
+
+
+def _is_picture(part: Mapping[str, Any], target: str) -> bool:
+    return part.get("type") == "image_url" and target.startswith("https:")
 
 
 def _target(part: Mapping[str, Any]) -> str:

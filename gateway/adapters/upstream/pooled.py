@@ -7,7 +7,9 @@ adapters of the pool that its request began with, so that no key goes to an addr
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -18,6 +20,7 @@ from gateway.adapters.upstream.client import http_client
 from gateway.adapters.upstream.http import HttpWorkers
 from gateway.adapters.upstream.litellm import LiteLLMWorkers
 from gateway.adapters.upstream.mcp import tool_servers
+from gateway.adapters.upstream.reach.ways import Way, Ways
 from gateway.adapters.upstream.tools import ToolWorkers
 from gateway.core.pool.models import model_of
 from gateway.core.pool.revision import revision_of
@@ -28,6 +31,9 @@ from gateway.service.ports.counts import Count
 from gateway.service.ports.pools import NO_SERVERS, LoadedPool, Swap, ToolServers
 from gateway.service.ports.request import WorkerCall, WorkerReply, Workers
 
+log = logging.getLogger("baton.workers")
+LOG_EVERY_S = 10.0
+WORDS_LOGGED = (401, 402, 403, 404, 407, 429)  # statuses whose messages are about the account, not about the request
 SHARED_WAIT_S = 0.005  # between two looks at a place that another process has
 THE_WORKER = "the worker"  # how an adapter's message about its worker begins
 WAITING_PER_PLACE_MAX = 16
@@ -135,6 +141,7 @@ class PooledWorkers:
         self._closing: set[asyncio.Task[None]] = set()  # of servers of earlier pools
         self._places: dict[str, int] = {}  # concurrency limits since the first replacement of the pool
         self._gates: dict[str, _Gate] = {}
+        self._faults = _FaultLog()
 
     async def start(self) -> None:
         """Connect to the MCP servers of the pool, and read their tools. One that is not there is tried again."""
@@ -151,7 +158,7 @@ class PooledWorkers:
         try:
             return await adapter.complete(timed)
         except UpstreamError as error:
-            _tell(timed, error)
+            self._faults.name(timed, error)
             raise
         finally:
             gate.leave()
@@ -165,7 +172,7 @@ class PooledWorkers:
                 async for chunk in chunks:
                     yield chunk
         except UpstreamError as error:
-            _tell(timed, error)
+            self._faults.name(timed, error)
             raise
         finally:
             gate.leave()
@@ -219,7 +226,7 @@ class PooledWorkers:
         if adapters is None:
             problem = f"worker {call.worker.name} belongs to a pool that is no longer loaded"
             raise UpstreamError(problem, dispatched=False)
-        adapter = adapters.get(call.worker.kind)
+        adapter = adapters.get("openai" if call.worker.speaks_messages else call.worker.kind)
         if adapter is None:
             problem = f"worker {call.worker.name} is of kind {call.worker.kind}, for which this gateway has no adapter"
             raise UpstreamError(problem, dispatched=False)
@@ -235,21 +242,41 @@ class PooledWorkers:
         return gate
 
 
-def _tell(call: WorkerCall, error: UpstreamError) -> None:
-    """Complete the error of a call: its message, and whether the call had less time than its worker may take."""
-    error.message = _told(call.worker, error.message)
-    if isinstance(error, UpstreamTimeout):
-        error.hasty = call.timeout_s < call.worker.silence_s_max
+class _FaultLog:
+    """Names the worker in its errors, and writes them into the log of the process: of one kind at most a line in
+    LOG_EVERY_S seconds, with the number of those since the last."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str | None, int | None], tuple[float, int]] = {}  # when, and how many since
+
+    def name(self, call: WorkerCall, error: UpstreamError) -> None:
+        """Put the worker's name where a message says "the worker", its place beside the message, and in a time-out
+        whether the call had less time than the worker may take. A vendor's own words stay as they are; they are not
+        logged if they may quote the request."""
+        worker = call.worker
+        if isinstance(error, UpstreamTimeout):
+            error.hasty = call.timeout_s < worker.silence_s_max
+        what = error.message.removeprefix(THE_WORKER)
+        if what != error.message:
+            error.message = f"worker {worker.name}{what}"
+        error.place = place_of(worker)
+        status = error.upstream_status
+        kind, now_s = (worker.name, error.code, status), time.monotonic()
+        at_s, number = self._told.get(kind, (-LOG_EVERY_S, 0))
+        if now_s - at_s < LOG_EVERY_S:
+            self._told[kind] = at_s, number + 1
+            return
+        self._told[kind] = now_s, 0
+        words = error.message.partition(": ")[0] if status is None else f"it answered {status}"
+        words = error.message if status in WORDS_LOGGED else words
+        more = f", and {number} more like it since the last line" if number else ""
+        log.warning("worker %s (%s): %s; %s%s", worker.name, error.place, words, error.code, more)
 
 
-def _told(worker: WorkerSpec, message: str) -> str:
-    """A message about "the worker" with its name and host, and where its key comes from if that was refused. A vendor's
-    own words stay as they are."""
-    what = message.removeprefix(THE_WORKER)
-    if what == message:
-        return message
-    fix = f": check `{worker.api_key or 'api_key'}` of the pool file" if "refused Baton's key" in what else ""
-    return f"worker {worker.name}{f' at {worker.host}' if worker.host else ''}{what}{fix}"
+def place_of(worker: WorkerSpec) -> str:
+    """Where a worker is, and where its key comes from."""
+    where = f"at {worker.host}" if worker.host else f"model {worker.model}" if worker.model else worker.kind
+    return f"{where}, key `{worker.api_key}`" if worker.api_key else f"{where}, no key"
 
 
 def _servers(adapters: Adapters) -> ToolServers:
@@ -277,12 +304,24 @@ async def _entered(gate: _Gate, call: WorkerCall) -> WorkerCall:
     return replace(call, timeout_s=max(call.timeout_s - (now() - began), 0.001))
 
 
+def _ways_to(loaded: LoadedPool, ways: Ways) -> Mapping[str, Way]:
+    """The ways to workers whose entries say more than the environment. Raises ConfigError, also for those that it
+    gives."""
+    every = {one.name: ways.of_worker(one, loaded.secrets) for one in loaded.pools.workers if _is_reached(one)}
+    return {name: way for name, way in every.items() if any(loaded.pools.worker(name).detour)}
+
+
+def _is_reached(worker: WorkerSpec) -> bool:
+    return (worker.url or "").startswith("http")
+
+
 def pooled_workers(
     pool: PoolFile,
     secrets: Mapping[str, str],
     depth_secret: bytes,
     *,
     places: Mapping[str, str] = MappingProxyType({}),
+    ways: Ways | None = None,
     connections_max: int = 512,
     reply_bytes_max: int = 16 << 20,
     chunk_gap_s_max: float = 60.0,
@@ -291,32 +330,37 @@ def pooled_workers(
 ) -> PooledWorkers:
     """Make the workers of a pool. Imports LiteLLM and `mcp` only for workers of those kinds. Raises ConfigError where
     one is needed and not installed."""
-    client = http_client(connections_max)
+    ways = ways or Ways()
+    client = http_client(connections_max, ways)
 
     def make(loaded: LoadedPool) -> Adapters:
-        keys = loaded.secrets
+        keys, to = loaded.secrets, _ways_to(loaded, ways)
         adapters: dict[str, Adapter] = {
             "openai": HttpWorkers(
                 keys,
                 depth_secret,
                 places=places,
                 client=client,
+                ways=to,
                 reply_bytes_max=reply_bytes_max,
                 chunk_gap_s_max=chunk_gap_s_max,
             ),
-            "tool": ToolWorkers(keys, depth_secret, client=client, ask=lambda name, call: ask(loaded, name, call)),
+            "tool": ToolWorkers(
+                keys, depth_secret, client=client, ways=to, ask=lambda name, call: ask(loaded, name, call)
+            ),
         }
         if any(worker.kind == "mcp" for worker in loaded.pools.workers):
-            adapters["mcp"] = ToolWorkers(keys, depth_secret, client=client, servers=tool_servers(loaded))
+            adapters["mcp"] = ToolWorkers(keys, depth_secret, client=client, servers=tool_servers(loaded, ways))
 
         async def ask(of: LoadedPool, name: str, call: WorkerCall) -> WorkerReply:
             spec = of.pools.worker(name)
             body = {**spec.params, **call.body}
             if model_of(spec).completion_tokens:
                 body["max_completion_tokens"] = body.pop("max_tokens")
-            return await adapters[spec.kind].complete(replace(call, worker=spec, body=body))
+            kind = "openai" if spec.speaks_messages else spec.kind
+            return await adapters[kind].complete(replace(call, worker=spec, body=body))
 
-        if any(worker.kind == "litellm" for worker in loaded.pools.workers):
+        if any(worker.kind == "litellm" and not worker.speaks_messages for worker in loaded.pools.workers):
             adapters["litellm"] = LiteLLMWorkers(keys, chunk_gap_s_max=chunk_gap_s_max)
         return adapters
 

@@ -18,10 +18,14 @@ import httpx
 
 from gateway.adapters.upstream.http1.connection import HungUp
 from gateway.adapters.upstream.http1.pool import Http1Reply, NotConnected
-from gateway.adapters.upstream.sse import DONE, SseError, SseEvent, SseParser
+from gateway.adapters.upstream.sse import BOM, DONE, SseError, SseEvent, SseParser
+from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamTimeout
 
 DRAIN_S = 0.05
+BLANK = b" \t\r\n" + BOM
+JSON_BEGINS = (b"{", b"[")
+FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")  # of an event stream
 ERROR_BODY_BYTES_MAX = 65_536
 _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
 T = TypeVar("T")
@@ -126,8 +130,9 @@ class Pieces:
 
 
 class ReplyEvents(Generic[T]):
-    """The events of a reply, those that came together in one list, as `SseParser.feed_to` gives them with `read`. Each
-    wait ends at the call's deadline, and after the longest gap; and at `first_until`, until who reads sets `begun`."""
+    """The events of a reply, those that came together in one list, as `SseParser.feed_to` gives them with `read`. A
+    reply in one piece, from a server that does not stream, is one event. Each wait ends at the call's deadline, and
+    after the longest gap; and at `first_until`, until who reads sets `begun`."""
 
     def __init__(
         self,
@@ -146,7 +151,7 @@ class ReplyEvents(Generic[T]):
         self._deadline, self._gap_s_max = deadline, gap_s_max
         self._gap_until = deadline
         self._now = asyncio.get_running_loop().time
-        self._is_done = self._is_over = False
+        self._is_done = self._is_over = self._has_begun = False
 
     async def next(self) -> list[SseEvent | T] | None:
         """The next events; None at the end. Raises UpstreamError."""
@@ -157,7 +162,22 @@ class ReplyEvents(Generic[T]):
         piece = await self._pieces.next(min(self._deadline if self.begun else self._first_until, self._gap_until))
         self._gap_until = self._now() + self._gap_s_max
         self._is_over = piece is None
+        if piece and not self._has_begun and (begin := piece.lstrip(BLANK)):
+            self._has_begun = True
+            if begin.startswith(JSON_BEGINS) or not (self._says_stream() or is_event_stream(begin)):
+                return await self._whole(begin)
         return self._events(piece)
+
+    def _says_stream(self) -> bool:
+        return "event-stream" in self._response.headers.get("content-type", "")
+
+    async def _whole(self, begin: bytes) -> list[SseEvent | T]:
+        """The reply in one piece, and its end."""
+        body, self._is_over = begin + await self._pieces.read_all(self._deadline), True
+        try:
+            return [SseEvent(body.decode()), SseEvent(DONE)]
+        except UnicodeDecodeError:
+            raise UpstreamProtocol("the worker's reply is not JSON") from None
 
     def rest(self) -> list[SseEvent | T]:
         """The events that have come and were not read, as far as they can be; without a wait."""
@@ -182,6 +202,36 @@ class ReplyEvents(Generic[T]):
     async def aclose(self) -> None:
         """Release the connection."""
         await self._response.aclose()
+
+
+class ReadEvents(Generic[T]):
+    """The events of a reply that was read to its end, as `ReplyEvents` gives them. Raises UpstreamProtocol."""
+
+    begun = True
+
+    def __init__(self, raw: bytes, parser: SseParser, read: Callable[[bytes], T] | None) -> None:
+        try:
+            self._events: list[SseEvent | T] | None = [*parser.feed_to(read, raw), *parser.end()]
+        except SseError as error:
+            raise UpstreamProtocol(f"the worker's stream is not an event stream: {error}") from None
+
+    async def next(self) -> list[SseEvent | T] | None:
+        """All events; then None."""
+        events, self._events = self._events, None
+        return events
+
+    def rest(self) -> list[SseEvent | T]:
+        """Nothing: all came together."""
+        return []
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+def is_event_stream(raw: bytes) -> bool:
+    """Whether a body, or its beginning, is a stream of events, whatever its media type says."""
+    begin = raw.lstrip(BLANK)[:8]
+    return any(begin.startswith(name) or name.startswith(begin) for name in FIELDS)
 
 
 async def bounded_bytes(response: AnyReply, bytes_max: int) -> AsyncIterator[bytes]:
@@ -228,6 +278,12 @@ def transport_error(error: Exception) -> UpstreamError:
     cause = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
     if isinstance(cause, aiohttp.ClientSSLError | ssl.SSLError):
         return UpstreamError("the worker cannot be reached securely (TLS)", retryable=True, dispatched=False)
+    if isinstance(cause, aiohttp.ClientHttpProxyError):
+        what = f"the worker cannot be reached: its proxy answered {cause.status}"
+        return UpstreamError(what, retryable=cause.status != 407, dispatched=False)
+    if isinstance(cause, aiohttp.ClientProxyConnectionError):
+        what = "the worker cannot be reached: its proxy does not answer"
+        return UpstreamError(what, retryable=True, dispatched=False)
     if isinstance(cause, _NOT_CONNECTED):
         return UpstreamError("the worker cannot be reached", retryable=True, dispatched=False)
     if isinstance(cause, aiohttp.InvalidURL | httpx.InvalidURL | httpx.UnsupportedProtocol):
@@ -235,6 +291,21 @@ def transport_error(error: Exception) -> UpstreamError:
     if isinstance(cause, zlib.error):
         return UpstreamProtocol("the worker's compressed reply is broken")
     return UpstreamProtocol("the worker hung up before its reply was complete")
+
+
+@contextmanager
+def fault_counted(request_bytes: int, reply_bytes: int) -> Iterator[None]:
+    """Gives an error inside the tokens that its call cost at most: the worker has ended it, and no reply was in it."""
+    try:
+        yield
+    except UpstreamError as error:
+        count_fault(error, request_bytes, reply_bytes)
+        raise
+
+
+def count_fault(error: UpstreamError, request_bytes: int, reply_bytes: int) -> None:
+    """Give an error the tokens that its call cost at most."""
+    error.tokens = -(-request_bytes // BYTES_PER_TOKEN), -(-reply_bytes // BYTES_PER_TOKEN)
 
 
 def _too_large(bytes_max: int) -> UpstreamProtocol:

@@ -1,5 +1,5 @@
 """A bounded parser of server-sent events (WHATWG HTML §9.2). It reads what chat streams use: `event`, `data`,
-comments."""
+comments. A byte-order mark before the first event and events without text are skipped."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 DONE = "[DONE]"
+BOM = b"\xef\xbb\xbf"
 T = TypeVar("T")
 
 
@@ -37,6 +38,7 @@ class SseParser:
     _cr: bool = (
         False  # whether the last chunk ended in \r: a \n that follows belongs to it, and is not a line of its own
     )
+    _mark: bytes = BOM  # what is still to come of a byte-order mark; empty behind the first bytes
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Return the events that this chunk completes. Raises SseError."""
@@ -46,6 +48,8 @@ class SseParser:
         """`feed`. `read` is given the data of each event of one line that came in one piece: what it returns stands for
         the event, unless it raises ValueError or RecursionError."""
         events: list[Any] = []
+        if self._mark and chunk:
+            chunk = self._unmarked(chunk)
         if not (self._line or self._data or self._cr or self._name != "message" or b"\r" in chunk):
             chunk = self._events(read, chunk, events)
         if self._cr:
@@ -53,6 +57,13 @@ class SseParser:
         self._cr = self._cr or chunk.endswith(b"\r")
         self._lines(chunk, events)
         return events
+
+    def _unmarked(self, chunk: bytes) -> bytes:
+        """The chunk behind a byte-order mark, which may be cut anywhere. What only began as one is no field's name, so
+        that it may go, too."""
+        size = next(at for at in range(len(self._mark), -1, -1) if chunk.startswith(self._mark[:at]))
+        self._mark = self._mark[size:] if size and size == len(chunk) else b""
+        return chunk[size:]
 
     def _events(self, read: Callable[[bytes], Any] | None, chunk: bytes, events: list[Any]) -> bytes:
         """Read the events that are complete; return the rest. Most are one line of data."""
@@ -68,7 +79,8 @@ class SseParser:
                     continue
                 except (ValueError, RecursionError):
                     pass
-            add(SseEvent(_text(block[6:])))
+            if text := _text(block[6:]).strip():  # some servers keep a stream alive by empty events
+                add(SseEvent(text))
         return rest
 
     def _lines(self, chunk: bytes, events: list[Any]) -> None:
@@ -101,7 +113,8 @@ class SseParser:
         return []
 
     def _dispatch(self) -> list[SseEvent]:
-        events = [SseEvent("\n".join(self._data), self._name)] if self._data else []
+        text = "\n".join(self._data).strip()
+        events = [SseEvent(text, self._name)] if text else []
         self._data, self._name, self._size = [], "message", 0
         return events
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ import httpx
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream import replies
 from gateway.adapters.upstream.client import http_client
+from gateway.adapters.upstream.reach.ways import Way
 from gateway.adapters.upstream.sandbox import run_python, run_vote, trial_verdicts
 from gateway.core.access import depth
 from gateway.core.loop.compose import plain_message, task_text
@@ -48,6 +50,7 @@ class ToolWorkers:
         depth_secret: bytes,
         *,
         client: httpx.AsyncClient | None = None,
+        ways: Mapping[str, Way] = MappingProxyType({}),
         reply_bytes_max: int = 4 << 20,
         ask: Ask | None = None,
         servers: ToolServers = NO_SERVERS,
@@ -57,6 +60,7 @@ class ToolWorkers:
         self._secrets = dict(secrets)
         self._depth_secret = depth_secret
         self._client = client or http_client()
+        self._ways = ways  # to workers whose entries say more than the environment
         self._reply_bytes_max = reply_bytes_max
 
     def asking(self, ask: Ask) -> ToolWorkers:
@@ -136,6 +140,7 @@ class ToolWorkers:
                 {**call.worker.params, "task": task_text(call.body.get("messages") or ()), "seen": steps}
             ).encode(),
             headers=headers,
+            extensions={"way": self._ways.get(call.worker.name)},
         )
         with replies.transport_errors():
             async with asyncio.timeout(call.timeout_s):

@@ -11,6 +11,7 @@ from gateway.api.edge.stack import Router
 from gateway.api.operator.pages import WINDOW_S_DEFAULT, WINDOW_S_MAX, WINDOW_S_MIN, parameters, private
 from gateway.service.admin.checkers import CheckerWatch
 from gateway.service.admin.pools import Pools
+from gateway.service.admin.reach import Reach
 from gateway.service.loop.health.breakers import Breakers
 from gateway.service.ports.admin import Reports
 from gateway.service.ports.request import Clock
@@ -29,6 +30,7 @@ class FiguresApi:
     clock: Clock
     checkers: CheckerWatch
     rests: Breakers
+    reach: Reach | None = None
 
     def router(self) -> Router:
         """The routes."""
@@ -52,7 +54,8 @@ class FiguresApi:
     async def workers(self, request: Request) -> Response:
         """Every worker of the pool file with its prices, its calls of the last `window_s` seconds (3600), their errors,
         its `rest` (null, or why, since when and until when it is not asked; state `due`: the next call tries it),
-        and its success by kind of task, over its latest 1,000 judged steps. `checks`: how often each checker errs,
+        and its success by kind of task, over its latest 1,000 judged steps. `reach`: what the latest look at it showed
+        (`state`: ok, warn or bad; `what`; `fix`), null where there was none. `checks`: how often each checker errs,
         with counts and 95 % intervals, null where there are fewer than 10 cases; `checks_at`: when that was counted,
         at most every five minutes, null where it was not yet. `sources`: by organisation, how far each source of
         outcomes agrees with more trusted ones (`n` replies), and what its outcomes weigh."""
@@ -66,8 +69,10 @@ class FiguresApi:
         for worker in file.workers:
             facts = worker.model_dump(mode="json", include={"name", "handle", "kind", "model", "price", "tags", "task"})
             of = [name for name, members in file.pools.items() if worker.name in members]
+            sight = self.reach.sights.get(worker.name) if self.reach else None
+            reach = sight and {"state": sight.state, "what": sight.what, "fix": sight.fix}
             latest = {"rest": self.rests.report(worker), "recent": recent.get(worker.name, NO_CALLS)}
-            workers.append({**facts, "pools": of, **latest})
+            workers.append({**facts, "pools": of, **latest, "reach": reach})
         checks = await self.checkers.recent()
         more = {name: report[name] for name in ("errors", "success", "sources")}
         more |= {"checks": [one.as_json() for one in checks.errors], "checks_at": checks.at and checks.at.isoformat()}

@@ -15,7 +15,7 @@ from gateway.api.edge.stack import Json, Router, read_json
 from gateway.api.public.chat import OpenAIApi
 from gateway.core.access.idempotency import IDEMPOTENCY_HEADER
 from gateway.core.access.keys import Principal
-from gateway.core.anthropic.reply import KEY_HEADER, VERSION_HEADER, MessageHead, finished_message
+from gateway.core.anthropic.reply import BETA_HEADER, KEY_HEADER, VERSION_HEADER, MessageHead, finished_message
 from gateway.core.anthropic.request import COUNTED, REQUIRED, VERSIONS, MessageRequest, parse_message_request
 from gateway.core.loop.caps import CAP_HEADERS
 from gateway.errors import BadRequest
@@ -46,9 +46,8 @@ class MessagesApi:
     async def count(self, request: Request) -> Response:
         """The number of input tokens that the message would have. It costs nothing."""
         principal = await self._who(request)
-        message_request = self._parsed(
-            await read_json(request, self.chats.body_bytes_max, principal.public_id), *COUNTED
-        )
+        body = await read_json(request, self.chats.body_bytes_max, principal.public_id)
+        message_request = self._parsed(request, body, *COUNTED)
         try:
             tokens = await self.tokens.count(principal, message_request.chat, request.headers.get("x-baton-pool"))
         except BadRequest as error:
@@ -56,7 +55,7 @@ class MessagesApi:
         return Json({"input_tokens": tokens})
 
     async def _create(self, request: Request, principal: Principal, body: Any) -> Response:
-        message_request = self._parsed(body, *REQUIRED)
+        message_request = self._parsed(request, body, *REQUIRED)
         try:
             return await self._served(request, principal, message_request)
         except BadRequest as error:  # it names the chat request, which the client did not write
@@ -64,14 +63,13 @@ class MessagesApi:
 
     async def _served(self, request: Request, principal: Principal, message_request: MessageRequest) -> Response:
         running = await self.chats.begin(request, principal, message_request.chat, prefix="msg_")
-        head = MessageHead(
-            running.record.completion_id, message_request.chat.model, message_request.thinking, message_request.stops
-        )
+        facts = message_request.chat.model, message_request.thinking, message_request.stops
+        head = MessageHead(running.record.completion_id, *facts, running.input_tokens)
         if message_request.chat.stream:
             return await self.chats.streamed(request, running, MessageFrames(running, head, message_request.names))
         return await self.chats.complete(request, running, lambda completion: finished_message(head, completion))
 
-    def _parsed(self, body: Any, *required: str) -> MessageRequest:
+    def _parsed(self, request: Request, body: Any, *required: str) -> MessageRequest:
         chats = self.chats
         return parse_message_request(
             body,
@@ -80,6 +78,7 @@ class MessagesApi:
             media_bytes_max=chats.media_bytes_max,
             required=required,
             vendor=chats.catalog.vendor_params,
+            betas=request.headers.get(BETA_HEADER, ""),
         )
 
     async def _who(self, request: Request) -> Principal:

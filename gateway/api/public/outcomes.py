@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from gateway.api.edge.bodies import data_key, query_number
 from gateway.api.edge.stack import Router, read_json
 from gateway.core.access.keys import Principal
-from gateway.core.openai.reply import replace_nonfinite
+from gateway.core.openai.body import replace_nonfinite
 from gateway.errors import BadRequest
 from gateway.service.admin.explain import Explain
 from gateway.service.ports.admin import STATUSES, Reports, RolloutsQuery

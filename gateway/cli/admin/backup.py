@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gateway.adapters.host.servers import EmbeddedPostgres, postgres_programs
@@ -38,6 +38,7 @@ LEFT_OUT = frozenset(  # of the data directory: made anew at each start, or copi
 )
 FORMAT = 1
 CHUNK_BYTES = 1 << 20
+NAME_CHARS_MAX = 100
 
 
 def run_backup(options: argparse.Namespace) -> int:
@@ -70,7 +71,7 @@ def run_restore(options: argparse.Namespace) -> int:
         root = Path(place)
         try:
             with tarfile.open(options.file) as tar:
-                tar.extractall(root, filter="data")
+                _unpack(tar, root)
         except (OSError, tarfile.TarError) as error:
             raise ConfigError(f"{options.file}: no backup: {error}") from None
         manifest = _checked(root)
@@ -128,6 +129,22 @@ def _copy(source: Path, target: Path) -> None:
             shutil.copy2(source, target)
         except FileNotFoundError:
             target.unlink(missing_ok=True)
+
+
+def _unpack(tar: tarfile.TarFile, root: Path) -> None:
+    """Unpack a backup below `root`: plain files and directories, each for this user alone. Raises ConfigError for
+    anything else, and for a name that leads out. `extractall` has its filters from Python 3.11.4 on only."""
+    for member in tar:
+        name = PurePosixPath(member.name)
+        if name.is_absolute() or ".." in name.parts or not (member.isfile() or member.isdir()):
+            raise ConfigError(f"no backup: it holds {member.name[:NAME_CHARS_MAX]!a}, which no backup writes")
+        target = root / name
+        (target if member.isdir() else target.parent).mkdir(mode=0o700, parents=True, exist_ok=True)
+        content = tar.extractfile(member)
+        if content is not None:
+            with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                shutil.copyfileobj(content, file, CHUNK_BYTES)
+            target.chmod(member.mode & 0o700)
 
 
 def _digest(path: Path) -> str:

@@ -28,13 +28,18 @@ def lazy(name: str) -> ModuleType:
 
 def check(parser: argparse.ArgumentParser) -> None:
     """Of `baton check`."""
+    _pool(parser)
+    parser.add_argument("--ask", action="store_true", help="ask each worker one short question, which is paid for")
+
+
+def _pool(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pool", type=Path, help="pool file (BATON_POOL)")
     parser.add_argument("--conductor", help=CONDUCTORS)
 
 
 def doctor(parser: argparse.ArgumentParser) -> None:
     """Of `baton doctor`."""
-    check(parser)
+    _pool(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
@@ -72,6 +77,12 @@ def restore(parser: argparse.ArgumentParser) -> None:
     """Of `baton restore`."""
     parser.add_argument("file", type=Path, help="a file that `baton backup` wrote")
     _place(parser)
+
+
+def journal(parser: argparse.ArgumentParser) -> None:
+    """Of `baton journal`."""
+    acts = parser.add_subparsers(dest="act", metavar="ACT", required=True)
+    _place(acts.add_parser("recover", help="store what is whole in damaged segments (`*.bad`)"))
 
 
 def _place(parser: argparse.ArgumentParser) -> None:

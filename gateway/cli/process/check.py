@@ -1,5 +1,5 @@
 """`baton check`: check settings, pool file and conductor without starting anything. Servers that are named are asked;
-those of MCP that are programs are started for it, and ended.
+those of MCP that are programs are started for it, and ended. With `--ask` each worker is asked one short question.
 
 It prints a line for each thing that is right. A mistake is `file:line: field: what is wrong; the fix` and status 2.
 """
@@ -18,6 +18,8 @@ from gateway.adapters.host.poolfile import with_planner
 from gateway.adapters.postgres import migrate
 from gateway.adapters.redis import server as redis_server
 from gateway.adapters.upstream.mcp import tool_servers
+from gateway.adapters.upstream.reach.ways import Ways
+from gateway.cli.pool import reach
 from gateway.cli.process.services import CHOICES, conductor_offered, starts_conductor
 from gateway.config import settings as config
 from gateway.core.pool.tools import Tool
@@ -46,6 +48,9 @@ def run(options: argparse.Namespace) -> int:
     for offer in tool_offers(pool, environ):
         print(f"{'--' if offer.problems else 'ok'} mcp        {offer.line}")
         away.append(not offer.tools)
+    for sight in reach.asked(pool, environ) if pool and options.ask else ():
+        print(f"{'ok' if sight.state == 'ok' else '--'} worker     {sight.line}")
+        away.append(sight.state == "bad")
     plans = starts_conductor(settings, pool)
     print(f"ok conductor  {conductor_line(settings, environ) if plans else f'none; it may be {CHOICES}'}")
     print(f"ok planner    {planner_line(settings, pool, plans)}")
@@ -73,7 +78,7 @@ def tool_offers(pool: PoolFile | None, environ: Mapping[str, str]) -> list[ToolO
 
 
 async def _ask_servers(pool: PoolFile, environ: Mapping[str, str]) -> list[ToolOffer]:
-    servers = tool_servers(LoadedPool(pool, poolfile.secrets(pool, environ)))
+    servers = tool_servers(LoadedPool(pool, poolfile.secrets(pool, environ)), Ways(environ))
     await servers.start()
     try:
         return [

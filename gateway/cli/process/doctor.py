@@ -25,13 +25,17 @@ from gateway import __version__
 from gateway.adapters.host import poolfile
 from gateway.adapters.postgres import migrate
 from gateway.adapters.redis import server as redis_server
+from gateway.cli.admin.journal import damaged_segments
+from gateway.cli.pool import reach
 from gateway.cli.process import check
 from gateway.cli.process.datadir import FACTS
 from gateway.cli.process.services import starts_conductor
 from gateway.config import settings as config
 from gateway.config.settings import Settings
+from gateway.core.pool.ways import DIRECT
 from gateway.core.pool.workers import PoolFile
 from gateway.errors import BatonError
+from gateway.service.ports.pools import Sight
 
 State = Literal["ok", "warn", "bad"]
 MARKS: Mapping[State, str] = {"ok": "ok  ", "warn": "--  ", "bad": "BAD "}
@@ -69,24 +73,29 @@ def run(options: argparse.Namespace) -> int:
 def examine(pool: Path | None, conductor: str | None) -> Findings:
     """Look at everything. The arguments are those of `baton serve`."""
     yield Finding("baton", "ok", f"{__version__} on Python {platform.python_version()}")
+    directory = config.data_dir()
+    facts = _facts(directory)
+    if facts and (environ := _environment_of(facts.get("pid"))):
+        config.adopt(environ)
     try:
         settings = config.load(pool=pool, conductor=conductor)
     except BatonError as error:
         yield Finding("settings", "bad", error.message)
         return
-    facts = _facts(settings.data_dir)
     if facts and pool is None and conductor is None:
-        settings = settings.model_copy(update=_served(facts))
+        settings = settings.model_copy(update={**_served(facts), "data_dir": directory})
         yield Finding("settings", "ok", f"those of the gateway that serves {facts['base_url']}")
     else:
         yield Finding("settings", "ok", f"ports {settings.port} and {settings.admin_port}")
     looks: dict[str, Callable[[], Findings]] = {
         "data": partial(_data, settings),
+        "journal": partial(_journal, settings),
         "gateway": partial(_gateway, settings, facts),
         "requests": partial(_requests, facts),
         "postgres": partial(_postgres, settings.database_url or facts.get("database_url")),
         "redis": partial(_redis, settings.redis_url or facts.get("redis_url")),
         "pool": partial(_pool, settings),
+        "worker": partial(_workers, settings, facts),
         "conductor": partial(_conductor, settings),
         "jobs": partial(_jobs, settings),
     }
@@ -104,6 +113,19 @@ def _facts(directory: Path) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return facts if isinstance(facts, dict) else {}
+
+
+def _environment_of(pid: object) -> Mapping[str, str]:
+    """The environment that a gateway of this user began with; empty where the system does not tell it."""
+    try:
+        process = Path(f"/proc/{int(str(pid))}")
+        words, raw = (process / "cmdline").read_bytes().split(b"\0"), (process / "environ").read_bytes()
+    except (OSError, ValueError):
+        return {}
+    if b"serve" not in words:  # another process has its number now
+        return {}
+    pairs = (os.fsdecode(entry).partition("=") for entry in raw.split(b"\0") if entry)
+    return {name: value for name, _, value in pairs}
 
 
 def _served(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,6 +152,16 @@ def _data(settings: Settings) -> Findings:
         yield Finding("disk", "warn", what, "the journal may grow to BATON_SPOOL_BYTES_MAX; make room or lower it")
     else:
         yield Finding("disk", "ok", what)
+
+
+def _journal(settings: Settings) -> Findings:
+    """Segments with damage, of this start and of earlier ones."""
+    if damaged := damaged_segments(settings):
+        what = f"{len(damaged)} damaged segments are kept, such as {damaged[0]}"
+        fix = "`baton journal recover` stores what is whole in them, and says what is lost"
+        yield Finding("journal", "bad", what, fix)
+    else:
+        yield Finding("journal", "ok", "no segment is damaged")
 
 
 def _gateway(settings: Settings, facts: Mapping[str, Any]) -> Findings:
@@ -237,6 +269,22 @@ def _pool(settings: Settings) -> Findings:
     for offer in check.tool_offers(pool, config.environment()):
         fix = "see docs/mcp.md; it is tried again while the gateway runs" if offer.problems else ""
         yield Finding("mcp", "warn" if offer.problems else "ok", offer.line, fix)
+
+
+def _workers(settings: Settings, facts: Mapping[str, Any]) -> Findings:
+    """Whether each worker is there, and by which way it is reached: as the gateway sees it, if one serves."""
+    if (pool := _loaded(settings)) is None:
+        return
+    if facts.get("admin_key"):
+        rows = _asked(facts, "/admin/workers").get("data", ())
+        sights = [Sight(row["name"], **row["reach"]) for row in rows if row.get("reach")]
+    else:
+        sights = [*reach.seen(pool, config.environment())]
+    by_name = dict(reach.ways(pool, config.environment()))
+    for sight in sights:
+        way = by_name.get(sight.worker, "")
+        what = f"{sight.worker}: {sight.what}" + (f" ({way})" if way not in ("", DIRECT) else "")
+        yield Finding("worker", sight.state, what, sight.fix)
 
 
 def _conductor(settings: Settings) -> Findings:

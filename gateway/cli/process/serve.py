@@ -32,6 +32,7 @@ from gateway.cli.process.services import Stack
 from gateway.cli.process.worker import EmbeddedWorker, write_settings
 from gateway.config import settings as config
 from gateway.config.settings import Services, Settings
+from gateway.core.access.keys import parse
 from gateway.errors import Conflict
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class _Run:
         keys = await first_keys(services, self._data, _wanted_keys(self._settings))
         if judge := self._settings.judge_worker:
             await judge_key(services, self._data, judge, self._settings.judge_usd_a_day)
-        settings = self._settings
+        settings = self._settings = _with_operator(self._settings, keys.data_key)
         if settings.processes > 1:
             services = replace(services, serving=serving_of(self._data, settings))
             settings = watching(settings)
@@ -172,6 +173,14 @@ class _Run:
 
 
 # ---------------------------------------------------------------- what it prints
+
+
+def _with_operator(settings: Settings, data_key: str | None) -> Settings:
+    """The settings, by which the first data key is an operator's."""
+    if data_key is None:
+        return settings
+    ids = sorted(settings.operators | {parse(data_key).public_id})
+    return settings.model_copy(update={"operator_keys": ",".join(ids)})
 
 
 def _wanted_keys(settings: Settings) -> WantedKeys:

@@ -87,6 +87,7 @@ class Principal:
     per_user: Allowance = Allowance()
     organisation: Organisation = Organisation()
     role: Role = "admin"  # of an admin key
+    is_operators: bool = False  # whether errors name hosts of workers and references to keys
     judges: bool = True  # whether its outcomes are taken
     worth: Mapping[str, Any] | None = None  # of a right answer: usd, seconds; None: the pool's or the settings'
 

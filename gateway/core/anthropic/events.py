@@ -2,14 +2,17 @@
 OpenAI's form.
 
 Anthropic's blocks follow one another: one ends before the next begins. So the first tool call is streamed as it comes,
-and whatever a worker mixes into it (another call, or text) follows when the stream ends.
+and whatever a worker mixes into it (another call, or text) follows when the stream ends. A worker that speaks
+Anthropic's own wire says where its blocks begin (`core/anthropic/inbound.py`); then each is streamed as it comes.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gateway.core.anthropic.native import BLOCKS, NATIVE_FINISH, NATIVE_USAGE
 from gateway.core.anthropic.reply import MessageHead, call_start, empty_message, function_of, stop_of, usage_of
 from gateway.core.anthropic.thinking import origin_of, thinking_blocks
 
@@ -27,6 +30,8 @@ class MessageEvents:
         self._open: str | None = None  # type of the block that has not ended
         self._calls: dict[int, list[Mapping[str, Any]]] = {}  # a call's index in the chunks → its pieces
         self._texts: list[str] = []  # text behind the first tool call
+        self._streamed = -1  # index of the call that is streamed as it comes
+        self._ordered = False  # whether the worker says where its blocks begin
         self._refusal = ""
         self._origin: str | None = None  # of the worker, where it hands out state
         self._last: dict[str, Any] = {}  # what the choice says of its end
@@ -42,7 +47,9 @@ class MessageEvents:
     def completed(self, completion: Mapping[str, Any]) -> list[Event]:
         """The last events of a successful reply."""
         ending = stop_of(self._head, self._last, self._refusal, called=bool(self._calls))
-        usage = {name: count for name, count in usage_of(completion).items() if name != "service_tier"}
+        usage = usage_of(completion, self._last)
+        if usage["service_tier"] == "standard":  # as the first event said
+            del usage["service_tier"]
         return [
             *self._close(),
             *self._late(),
@@ -59,6 +66,8 @@ class MessageEvents:
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[Event]:
         delta = choice.get("delta")
         if isinstance(delta, Mapping):
+            for block in delta.get(BLOCKS) or ():
+                yield from self._native(block)
             yield from self._thinking(delta)
             for name in ("content", "refusal"):
                 text = delta.get(name)
@@ -69,11 +78,33 @@ class MessageEvents:
             for call in calls if isinstance(calls, list) else ():
                 if isinstance(call, Mapping):
                     yield from self._call(call)
-        self._last |= {name: choice[name] for name in ("finish_reason", "stop_reason") if choice.get(name)}
+        self._last |= {
+            name: choice[name]
+            for name in ("finish_reason", "stop_reason", NATIVE_FINISH, NATIVE_USAGE)
+            if choice.get(name)
+        }
+
+    def _native(self, block: Mapping[str, Any]) -> Iterator[Event]:
+        """The events of what only Anthropic's wire has: a beginning, a citation, or a block of a hosted tool."""
+        self._ordered = True
+        kind = block.get("type")
+        if kind == "citations_delta":
+            yield self._delta(dict(block))
+        elif kind == "text":
+            yield from self._begin({"type": "text", "text": "", **block})
+        elif kind in ("thinking", "redacted_thinking", "tool_use"):
+            yield from self._close()
+        else:
+            given = block.get("input")
+            yield from self._begin({**block, **({} if given is None else {"input": {}})})
+            if given:
+                text = json.dumps(given, ensure_ascii=False)
+                yield self._delta({"type": "input_json_delta", "partial_json": text})
+            yield from self._close()
 
     def _thinking(self, delta: Mapping[str, Any]) -> Iterator[Event]:
         self._origin = origin_of(delta) or self._origin
-        for block in thinking_blocks(delta, self._head.display, self._origin) if not self._calls else ():
+        for block in thinking_blocks(delta, self._head.display, self._origin) if self._in_order else ():
             yield from self._thought(block)
 
     def _thought(self, block: Mapping[str, Any]) -> Iterator[Event]:
@@ -87,8 +118,13 @@ class MessageEvents:
             yield self._delta({"type": "signature_delta", "signature": block["signature"]})
             yield from self._close()
 
+    @property
+    def _in_order(self) -> bool:
+        """Whether what comes now may begin a block at once."""
+        return self._ordered or not self._calls
+
     def _text(self, text: str) -> Iterator[Event]:
-        if self._calls:
+        if not self._in_order:
             self._texts.append(text)
         else:
             yield from self._piece("text", {"type": "text", "text": ""}, text)
@@ -100,9 +136,10 @@ class MessageEvents:
             if len(self._calls) >= CALLS_MAX:
                 return
             self._calls[index] = []
-            if len(self._calls) == 1:
-                yield from self._begin(call_start(self._head, piece, 0))
-        if index == next(iter(self._calls)):
+            if len(self._calls) == 1 or self._ordered:
+                self._streamed = index
+                yield from self._begin(call_start(self._head, piece, len(self._calls) - 1))
+        if index == self._streamed:
             yield from self._arguments(piece)
         else:
             self._calls[index].append(piece)

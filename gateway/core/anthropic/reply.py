@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from gateway.core.anthropic.native import BLOCKS, NATIVE_FINISH, NATIVE_USAGE, filled
 from gateway.core.anthropic.thinking import Display, origin_of, thinking_blocks
 from gateway.core.openai.finish import STOPS
 from gateway.errors import BadRequest, BatonError
 
+OWN_STOPS = ("pause_turn", "model_context_window_exceeded", "compaction")  # that chat has no word for
 KEY_HEADER = "x-api-key"
-VERSION_HEADER = "anthropic-version"
+VERSION_HEADER, BETA_HEADER = "anthropic-version", "anthropic-beta"
 OVERLOADED = 529
 BILLING = 402
 ERRORS = {
@@ -34,12 +36,13 @@ ERRORS = {
 @dataclass(frozen=True, slots=True)
 class MessageHead:
     """The facts of a request that its reply repeats. `display`: what becomes of the worker's thinking. `stops`: the
-    request's stop sequences."""
+    request's stop sequences. `input_tokens`: an estimate of its tokens, for the first event of a stream."""
 
     id: str
     model: str
     display: Display
     stops: tuple[str, ...] = ()
+    input_tokens: int = 0
 
     @property
     def hex(self) -> str:
@@ -58,7 +61,7 @@ def empty_message(head: MessageHead) -> dict[str, Any]:
         "stop_reason": None,
         "stop_sequence": None,
         "stop_details": None,
-        "usage": {"input_tokens": 0, "output_tokens": 0},
+        "usage": {"input_tokens": head.input_tokens, "output_tokens": 0, "service_tier": "standard"},
     }
 
 
@@ -67,10 +70,14 @@ def finished_message(head: MessageHead, completion: Mapping[str, Any]) -> dict[s
     choice = _choice(completion)
     message = choice.get("message")
     message = message if isinstance(message, Mapping) else {}
-    content = [*thinking_blocks(message, head.display, origin_of(message)), *_texts(message)]
-    content += [call_block(head, call, at) for at, call in enumerate(calls_of(message))]
+    thoughts = thinking_blocks(message, head.display, origin_of(message))
+    calls = [call_block(head, call, at) for at, call in enumerate(calls_of(message))]
+    if order := message.get(BLOCKS):
+        content = list(filled(order, thoughts, calls))
+    else:
+        content = [*thoughts, *_texts(message), *calls]
     ending = stop_of(head, choice, message.get("refusal"), called=bool(calls_of(message)))
-    return empty_message(head) | {"content": content, **ending, "usage": usage_of(completion)}
+    return empty_message(head) | {"content": content, **ending, "usage": usage_of(completion, choice)}
 
 
 def stop_of(head: MessageHead, choice: Mapping[str, Any], refusal: Any, *, called: bool) -> dict[str, Any]:
@@ -79,17 +86,19 @@ def stop_of(head: MessageHead, choice: Mapping[str, Any], refusal: Any, *, calle
         details = {"type": "refusal", "category": None, "explanation": refusal}
         return {"stop_reason": "refusal", "stop_sequence": None, "stop_details": details}
     finish, sequence = choice.get("finish_reason"), choice.get("stop_reason")
-    if isinstance(sequence, str) and sequence in head.stops:  # vLLM says which sequence it was
+    if isinstance(sequence, str) and sequence in head.stops:  # vLLM and Anthropic say which sequence it was
         return {"stop_reason": "stop_sequence", "stop_sequence": sequence, "stop_details": None}
     reason = STOPS.get(finish if isinstance(finish, str) else "", "end_turn")
+    if (native := choice.get(NATIVE_FINISH)) in OWN_STOPS:
+        reason = str(native)
     reason = "tool_use" if called and reason == "end_turn" else reason
     details = {"type": "refusal", "category": None, "explanation": None}
     return {"stop_reason": reason, "stop_sequence": None, "stop_details": details if reason == "refusal" else None}
 
 
-def usage_of(completion: Mapping[str, Any]) -> dict[str, Any]:
+def usage_of(completion: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
     """The usage of a completion: cached tokens are counted apart from `input_tokens`. A detail that the completion
-    does not have is absent."""
+    does not have is absent. `choice`: of the reply, with what its worker says besides tokens."""
     usage = completion.get("usage") or {}
     read = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     written = (usage.get("prompt_tokens_details") or {}).get("cache_write_tokens")
@@ -105,7 +114,7 @@ def usage_of(completion: Mapping[str, Any]) -> dict[str, Any]:
         "output_tokens_details": None if thought is None else {"thinking_tokens": thought},
         "service_tier": "priority" if completion.get("service_tier") == "priority" else "standard",
     }
-    return {name: value for name, value in counts.items() if value is not None}
+    return {name: value for name, value in counts.items() if value is not None} | dict(choice.get(NATIVE_USAGE) or {})
 
 
 def _writes(written: int, hour: int) -> dict[str, int]:
@@ -122,7 +131,7 @@ def call_block(head: MessageHead, call: Mapping[str, Any], number: int) -> dict[
     """The `tool_use` block of a tool call, the `number`th of its message."""
     function = function_of(call)
     text = function.get("arguments")
-    return call_start(head, call, number) | {"input": _input(text if isinstance(text, str) else "")}
+    return call_start(head, call, number) | {"input": input_of(text if isinstance(text, str) else "")}
 
 
 def call_start(head: MessageHead, call: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -138,7 +147,7 @@ def function_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return function if isinstance(function, Mapping) else {}
 
 
-def _input(text: str) -> dict[str, Any]:
+def input_of(text: str) -> dict[str, Any]:
     """Arguments as an object. Text that is none is put under `arguments`, where the client's own check of the input
     finds it and tells the model."""
     try:

@@ -1,8 +1,9 @@
 """Anthropic's Messages request, as far as Baton reads it: converts it to a chat request. Pure.
 
 `FIELDS` is the complete table of a request body: which properties are known, which values are acceptable, and what
-happens to each. With fate `chat`, the property is translated to a chat request. With `read`, Baton itself acts on it.
-With `dropped`, it is left out and named in `x-baton-dropped-fields`, as an unknown property is: the reply does not
+happens to each. With fate `chat`, the property is translated to a chat request. With `native`, workers that speak
+Anthropic's wire get it, and the reply names it if no such worker answers. With `read`, Baton itself acts on it. With
+`dropped`, it is left out and named in `x-baton-dropped-fields`, as an unknown property is: the reply does not
 depend on it. With `refused`, every value but null is a 400, because it asks for something that Baton does not do.
 """
 
@@ -14,9 +15,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gateway.core.anthropic.blocks import Turn, conversation, system_turn
+from gateway.core.anthropic.effort import effort_of
+from gateway.core.anthropic.native import BETAS, PARAM
 from gateway.core.anthropic.thinking import Display
-from gateway.core.anthropic.tools import chat_choice, chat_tools
-from gateway.core.openai.chat import MEDIA_BYTES_MAX, TOKENS_MAX, ChatRequest, parse_request
+from gateway.core.anthropic.tools import chat_choice, chat_tools, with_natives
+from gateway.core.openai.chat import (
+    MEDIA_BYTES_MAX,
+    STOPS_MAX,
+    TOKENS_MAX,
+    ChatRequest,
+    HostedTools,
+    parse_request,
+)
 from gateway.core.openai.shapes import (
     FLAG,
     FREE_TEXT,
@@ -34,19 +44,19 @@ from gateway.core.openai.shapes import (
     number,
     one_of,
     refuse_if_dangerous,
+    refuse_inside,
     text,
     unknown_parameter,
 )
 from gateway.errors import BadRequest, BatonError
 
-Fate = Literal["chat", "read", "dropped", "refused"]
+Fate = Literal["chat", "native", "read", "dropped", "refused"]
 VERSIONS = (
     "2023-06-01",
     "2026-10-21",
 )  # of the API. The newer one has no sampling parameters; Baton takes them in both
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 THINKING = ("adaptive", "enabled", "between_tools", "disabled")
-EFFORT_OF_BUDGET = ((10_000, "high"), (5_000, "medium"), (0, "low"))  # tokens of thinking, at least → effort
 COUNTED = ("model", "messages")  # the properties that a request to count tokens needs
 REQUIRED = (*COUNTED, "max_tokens")
 FIELDS: dict[str, tuple[Fate, Check, str]] = {
@@ -57,7 +67,7 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
     "max_tokens": ("chat", integer(1, TOKENS_MAX), "an integer above 0"),
     "stream": ("read", *FLAG),
     "metadata": ("chat", mapping, "an object; its `user_id` is a string of at most 512 characters"),
-    "stop_sequences": ("chat", array(0, 4, str), "up to 4 strings"),
+    "stop_sequences": ("chat", array(0, STOPS_MAX, str), f"up to {STOPS_MAX} strings"),
     "temperature": ("chat", number(0, 1), "a number from 0 to 1"),
     "top_p": ("chat", number(0, 1), "a number from 0 to 1"),
     "top_k": ("chat", integer(0, TOKENS_MAX), "an integer of at least 0"),
@@ -66,8 +76,9 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
     "tool_choice": ("chat", *OBJECT),
     "thinking": ("chat", mapping, f"an object whose type is {', '.join(THINKING)}"),
     "output_config": ("chat", mapping, f"an object; its `effort` is one of {', '.join(EFFORTS)}"),
-    "cache_control": ("dropped", *OBJECT),
-    "context_management": ("dropped", *OBJECT),
+    "output_format": ("chat", *OBJECT),  # the name of `output_config.format` while it was a beta
+    "cache_control": ("native", *OBJECT),
+    "context_management": ("native", *OBJECT),
     "diagnostics": ("dropped", *OBJECT),
     "speed": ("dropped", one_of("standard", "fast"), "standard or fast"),
     "inference_geo": ("dropped", text(64), "a string"),
@@ -76,6 +87,8 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
     "container": ("refused", mapping, "left out; Baton runs no containers"),
     "mcp_servers": ("refused", mapping, "left out; Baton connects to no MCP servers for a client"),
 }
+BETAS_MAX = 32
+_BETA = re.compile(r"[a-z0-9.-]{1,64}")
 _THINKING: Properties = {
     "type": (one_of(*THINKING), ", ".join(THINKING)),
     "budget_tokens": (integer(1, TOKENS_MAX), "an integer above 0"),
@@ -150,18 +163,15 @@ def parse_message_request(
     media_bytes_max: int = MEDIA_BYTES_MAX,
     required: Sequence[str] = REQUIRED,
     vendor: Collection[str] = (),
+    betas: str = "",
 ) -> MessageRequest:
     """Read a decoded JSON body. Raises BadRequest, which names the field and says what a valid value is.
 
     `strict` refuses unknown properties instead of dropping them. `media_bytes_max` bounds one image or file. `vendor`:
     the names of parameters that are not OpenAI's and that some worker takes; without `top_k` there it is dropped.
+    `betas`: the header of that name.
     """
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object", code="invalid_type")
-    check_size(body, None)
-    for name in body:
-        refuse_if_dangerous(name, name)
-    reader = Reader(media_bytes_max, sorted(name for name in body if name not in FIELDS))
+    reader = Reader(media_bytes_max)
     properties = _checked(body, reader)
     for name in required:
         if name not in properties:
@@ -170,7 +180,7 @@ def parse_message_request(
         problem = f"`messages` holds {len(properties['messages'])}; at most {messages_max} are accepted"
         raise BadRequest(problem, param="messages", code="array_above_max_length")
     turns = [*system_turn(properties.get("system", ""), reader), *conversation(properties["messages"], reader)]
-    tools, tool_indices = chat_tools(properties.get("tools", ()), reader)
+    tools, tool_indices, own_tools = chat_tools(properties.get("tools", ()), reader)
     names = MessageNames(tuple(turns), tuple(tool_indices))
     thinking = reader.object(properties.get("thinking", {"type": "disabled"}), "thinking", _THINKING, ("type",))
     params = _params(properties, tools, thinking, reader)
@@ -186,11 +196,35 @@ def parse_message_request(
     dropped = (*reader.dropped, *map(names.rename, chat.dropped))
     if strict and dropped:
         raise unknown_parameter(dropped[0])
-    return MessageRequest(replace(chat, dropped=dropped), names, _display(thinking))
+    messages = tuple(turn.with_native(message) for turn, message in zip(turns, chat.messages, strict=True))
+    own_params = _native(properties, betas)
+    if tools:
+        own_params["tools"] = with_natives(chat.params["tools"], properties["tools"], tool_indices)
+    chat = replace(chat, dropped=dropped, messages=messages, params={**chat.params, **own_params})
+    types = tuple(dict.fromkeys(str(tool["type"]) for tool in own_tools))
+    return MessageRequest(replace(chat, hosted=HostedTools(own_tools), left_out=types), names, _display(thinking))
 
 
-def _checked(body: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
+def _native(body: Mapping[str, Any], betas: str) -> dict[str, Any]:
+    """What workers that speak Anthropic's wire get in its own words, as a parameter of the chat request."""
+    native = {name: body[name] for name, (fate, _, _) in FIELDS.items() if fate == "native" and name in body}
+    native |= {name: body[name] for name in ("thinking",) if name in body}
+    if config := {name: value for name, value in (body.get("output_config") or {}).items() if name != "format"}:
+        native["output_config"] = config
+    names = [name for name in map(str.strip, betas.split(",")) if _BETA.fullmatch(name)]
+    refuse_inside(native, "")
+    native |= {BETAS: names[:BETAS_MAX]} if names else {}
+    return {PARAM: native} if native else {}
+
+
+def _checked(body: object, reader: Reader) -> dict[str, Any]:
     """The known properties that are not null. Raises BadRequest; names in `reader` those that are left out."""
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object", code="invalid_type")
+    check_size(body, None)
+    for name in body:
+        refuse_if_dangerous(name, name)
+    reader.dropped += sorted(name for name in body if name not in FIELDS)
     properties = {name: value for name, value in body.items() if name in FIELDS and value is not None}
     for name, value in properties.items():
         fate, check, description = FIELDS[name]
@@ -223,21 +257,21 @@ def _params(
     params |= {"safety_identifier": metadata["user_id"]} if metadata.get("user_id") else {}
     params |= {"tools": list(tools)} if tools else {}
     params |= chat_choice(body["tool_choice"], tools, reader) if "tool_choice" in body else {}
-    return params | _output_params(body.get("output_config", {}), thinking, reader)
+    return params | _output_params(body, thinking, reader)
 
 
-def _output_params(raw: Any, thinking: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
+def _output_params(body: Mapping[str, Any], thinking: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
     """`reasoning_effort` and `response_format` of a chat request."""
-    config = reader.object(raw, "output_config", _OUTPUT)
+    config = reader.object(body.get("output_config", {}), "output_config", _OUTPUT)
     params: dict[str, Any] = {}
     budget = thinking.get("budget_tokens")
     if "effort" in config and thinking["type"] != "disabled":
         params["reasoning_effort"] = config["effort"]
     elif thinking["type"] == "enabled" and budget is not None:
-        params["reasoning_effort"] = next(effort for least, effort in EFFORT_OF_BUDGET if budget >= least)
-    if "format" in config:
-        where = "output_config.format"
-        format_ = reader.object(config["format"], where, _FORMAT, ("type", "schema"))
+        params["reasoning_effort"] = effort_of(budget)
+    where = "output_config.format" if "format" in config else "output_format"
+    if (raw := config.get("format", body.get("output_format"))) is not None:
+        format_ = reader.object(raw, where, _FORMAT, ("type", "schema"))
         schema = {"name": "output", "schema": format_["schema"], "strict": True}
         params["response_format"] = {"type": "json_schema", "json_schema": schema}
     return params

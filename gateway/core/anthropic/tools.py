@@ -1,7 +1,7 @@
 """Converts Anthropic's tools and `tool_choice` to those of a chat request. Pure.
 
 Tools with an `input_schema` become functions. Tools that Anthropic's server runs, or whose schema only its models know,
-are left out and named; a request that forces one of them is refused.
+go to workers that have them; a request that forces one of them is refused.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.core.anthropic.native import BLOCK, CACHE
+from gateway.core.openai.options import NAME_CHARS_MAX
 from gateway.core.openai.shapes import (
     FLAG,
     FREE_TEXT,
@@ -18,21 +20,24 @@ from gateway.core.openai.shapes import (
     array,
     missing_parameter,
     one_of,
+    refuse_inside,
     text,
 )
 from gateway.errors import BadRequest
 
-NAME_CHARS_MAX = 64  # OpenAI's limit, which workers keep to; Anthropic's is 128
 _TOOL: Properties = {
     "type": FREE_TEXT,
     "name": (text(NAME_CHARS_MAX, r"[a-zA-Z0-9_-]+"), f"1 to {NAME_CHARS_MAX} letters, digits, _ or -"),
     "description": FREE_TEXT,
     "input_schema": OBJECT,
     "strict": FLAG,
-    "eager_input_streaming": FLAG,  # arguments are always streamed as the worker streams them
+    CACHE: OBJECT,
+    "eager_input_streaming": FLAG,
+    "defer_loading": FLAG,
     "allowed_callers": (array(0, 8, str), "a list of strings"),
-    "cache_control": OBJECT,
+    "input_examples": (array(0, 64, dict), "a list of objects"),
 }
+_NATIVE = ("eager_input_streaming", "defer_loading", "allowed_callers", "input_examples")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _CHOICE: Properties = {
     "type": (one_of(*_CHOICES, "tool"), "auto, any, tool or none"),
@@ -41,23 +46,34 @@ _CHOICE: Properties = {
 }
 
 
-def chat_tools(raw: Sequence[Mapping[str, Any]], reader: Reader) -> tuple[list[dict[str, Any]], list[int]]:
-    """(functions, the index of each in the request) of a list of tools. Raises BadRequest, which names the tool."""
-    tools = [(_function(tool, f"tools[{at}]", reader), at) for at, tool in enumerate(raw)]
-    return [tool for tool, _ in tools if tool is not None], [at for tool, at in tools if tool is not None]
+Tool = Mapping[str, Any]
 
 
-def _function(raw: Mapping[str, Any], where: str, reader: Reader) -> dict[str, Any] | None:
-    """The function of a tool, or None for one that is left out and named."""
-    if raw.get("type") not in (None, "custom"):
-        reader.drop(where)
-        return None
+def chat_tools(raw: Sequence[Tool], reader: Reader) -> tuple[list[dict[str, Any]], list[int], tuple[Tool, ...]]:
+    """(functions, the index of each in the request, the tools that are none) of a list of tools. Raises BadRequest,
+    which names the tool."""
+    customs = [at for at, tool in enumerate(raw) if tool.get("type") in (None, "custom")]
+    own = tuple(tool for tool in raw if tool.get("type") not in (None, "custom"))
+    refuse_inside([*own], "tools")
+    functions = [(at, function) for at in customs if (function := _function(raw[at], f"tools[{at}]", reader))]
+    return [function for _, function in functions], [at for at, _ in functions], own
+
+
+def with_natives(functions: Sequence[Tool], raw: Sequence[Tool], indices: Sequence[int]) -> list[Tool]:
+    """The functions with what only Anthropic's wire has of each."""
+    natives = [{name: raw[at][name] for name in _NATIVE if raw[at].get(name) is not None} for at in indices]
+    pairs = zip(functions, natives, strict=True)
+    return [{**function, BLOCK: native} if native else function for function, native in pairs]
+
+
+def _function(raw: Tool, where: str, reader: Reader) -> dict[str, Any] | None:
+    """The function of a tool; None for one that the client's model cannot call, which is left out and named."""
     tool = reader.object(raw, where, _TOOL, ("name", "input_schema"))
     if "direct" not in (tool.get("allowed_callers") or ["direct"]):
         reader.drop(where)
         return None
     function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
-    cache = {name: tool[name] for name in ("cache_control",) if name in tool}
+    cache = {name: tool[name] for name in (CACHE,) if name in tool}
     return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}, **cache}
 
 

@@ -152,7 +152,7 @@ def _judgement(body: Mapping[str, Any], labels: Mapping[str, float]) -> Judgemen
 
 def _check_value(value: object) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 <= value <= 1:  # type: ignore[arg-type, operator]
+    if not is_number or not 0 <= value <= 1:  # type: ignore[operator]
         raise BadRequest("`value` must be true, false or a number from 0 to 1", param="value", code="invalid_type")
 
 

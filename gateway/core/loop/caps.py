@@ -8,7 +8,8 @@ fan-out nor depth can exceed the hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
@@ -96,6 +97,9 @@ def _positive(name: str, value: Any) -> Any:
     return value
 
 
+KEPT_SHARE = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """The worst case of one attempt: nano-dollars and tokens."""
@@ -115,16 +119,33 @@ class Meter:
     calls: int = 0
     tokens: int = 0
     drawn_tokens: int = 0
+    keepers: int = 0  # child loops under way, while which an answer's part is kept back
+    kept_nano: int = 0
+    kept_tokens: int = 0
 
     @property
     def left_nano(self) -> int:
         """The nano-dollars that the next call may cost at most."""
-        return self.granted_nano - self.spent_nano - self.drawn_nano
+        return self.granted_nano - self.spent_nano - self.drawn_nano - self.kept_nano
 
     @property
     def left_tokens(self) -> int:
         """The tokens that the next call may use at most."""
-        return self.caps.tokens - self.tokens - self.drawn_tokens
+        return self.caps.tokens - self.tokens - self.drawn_tokens - self.kept_tokens
+
+    @contextmanager
+    def kept_back(self) -> Iterator[None]:
+        """Keep one call and one part in KEPT_SHARE of what is left, so that a plan which spends all that it may leaves
+        enough for an answer."""
+        if not self.keepers:
+            self.kept_nano, self.kept_tokens = self.left_nano // KEPT_SHARE, self.left_tokens // KEPT_SHARE
+        self.keepers += 1
+        try:
+            yield
+        finally:
+            self.keepers -= 1
+            if not self.keepers:
+                self.kept_nano = self.kept_tokens = 0
 
     def draw(self, draw: Draw) -> None:
         """Reserve one attempt's worst case. Raises CapReached(tokens | cost), and then reserves nothing."""
@@ -137,7 +158,7 @@ class Meter:
 
     def count_call(self) -> None:
         """Count one attempt at a worker. Raises CapReached(calls)."""
-        if self.calls >= self.caps.calls:
+        if self.calls + bool(self.keepers) >= self.caps.calls:
             raise CapReached("calls", f"the request's cap of {self.caps.calls} worker calls is used up")
         self.calls += 1
 

@@ -9,6 +9,7 @@ inside strings do not count.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ import msgspec
 from gateway.errors import BadRequest
 
 _msgspec_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode  # NaN and infinities become null
 NESTING_MAX = 64
 OBJECTS_MAX = 50_000
 PROPERTIES_MAX = 100_000
@@ -65,7 +67,7 @@ def _decoded(data: bytearray) -> Any:
         return _msgspec_decode(data)
     except (ValueError, RecursionError):  # `json` says what is no JSON, and knows numbers that are no doubles
         has_surrogates = _SURROGATE.search(data) is not None
-        body = json.loads(data.decode(), parse_constant=_no_constant)
+        body = json.loads(data.decode(), parse_constant=_no_constant, parse_float=_finite)
         if has_surrogates:  # half a surrogate pair decodes, but nothing can encode it again
             json.dumps(body, ensure_ascii=False).encode()
         return body
@@ -111,6 +113,13 @@ def _items(value: Any) -> Iterable[Any]:
     return value.values() if type(value) is dict else value if type(value) in _CONTAINERS else ()
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):  # no double is so large
+        raise ValueError(f"{text[:20]} is out of range")
+    return number
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
@@ -152,3 +161,32 @@ class AsMapping:
 
 
 Mapping.register(AsMapping)
+
+
+def json_bytes(value: Any) -> bytes:
+    """Compact JSON as UTF-8.
+
+    NaN and ±inf, which JSON cannot represent, become null. Half a surrogate pair, which UTF-8 cannot represent, stays
+    the escape it was received as: the other half may follow in the next chunk.
+    """
+    try:
+        return _encode(value)
+    except (TypeError, ValueError, RecursionError):  # half a surrogate pair, or a value that only `json` encodes
+        pass
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(replace_nonfinite(value), ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(text), separators=(",", ":")).encode()
+
+
+def replace_nonfinite(value: Any) -> Any:
+    """Replace NaN and ±inf in JSON data by None, as JSON cannot represent them. A masked token's log-prob is -inf."""
+    if isinstance(value, dict):
+        return {key: replace_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [replace_nonfinite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from gateway.core.openai.messages import PARTS as PARTS
 from gateway.core.openai.messages import ROLES as ROLES
 from gateway.core.openai.messages import read_messages
-from gateway.core.openai.options import DEEP, read_vendor_params
+from gateway.core.openai.options import DEEP, TOOLS_MAX, read_vendor_params
 from gateway.core.openai.parts import caches_an_hour, media_kinds
 from gateway.core.openai.reply import TIERS
 from gateway.core.openai.shapes import (
@@ -45,6 +45,7 @@ Endpoint = Literal[
     "chat", "completions", "embeddings", "moderations", "rerank", "images", "speech", "transcriptions", "translations"
 ]  # fmt: skip
 TOKENS_MAX = 10_000_000
+STOPS_MAX = 1024  # OpenAI takes 4 of them
 MEDIA_BYTES_MAX = 8 << 20
 HINTS = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")  # a worker may ignore these
 
@@ -80,15 +81,15 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
     "frequency_penalty": ("last", number(-2, 2), "a number from -2 to 2"),
     "presence_penalty": ("last", number(-2, 2), "a number from -2 to 2"),
     "seed": ("last", integer(-(2**63), 2**63 - 1), "an integer"),
-    "stop": ("last", any_of(text(10_000), array(1, 4, str)), "a string, or up to 4 of them"),
+    "stop": ("last", any_of(text(10_000), array(1, STOPS_MAX, str)), f"a string, or up to {STOPS_MAX} of them"),
     "logprobs": ("last", *FLAG),
     "top_logprobs": ("last", integer(0, 20), "an integer from 0 to 20"),
     "logit_bias": ("last", _logit_bias, "token ids to numbers from -100 to 100"),
     "response_format": ("last", mapping, "an object whose type is text, json_object or json_schema"),
-    "tools": ("last", array(1, 128, dict), "1 to 128 tools"),
+    "tools": ("last", array(1, TOOLS_MAX, dict), f"1 to {TOOLS_MAX} tools"),
     "tool_choice": ("last", any_of(one_of("none", "auto", "required"), mapping), "none, auto, required or an object"),
     "parallel_tool_calls": ("last", *FLAG),
-    "functions": ("last", array(1, 128, dict), "1 to 128 functions"),
+    "functions": ("last", array(1, TOOLS_MAX, dict), f"1 to {TOOLS_MAX} functions"),
     "function_call": ("last", any_of(one_of("none", "auto"), mapping), "none, auto or an object with a name"),
     "reasoning_effort": (
         "last",
@@ -162,7 +163,7 @@ class ChatRequest:
         """The capabilities that a worker needs to serve this request, named as in a pool file's `cannot`."""
         if self.endpoint != "chat":
             return frozenset(self.params.keys() - {"max_tokens"})
-        adaptable = ("n", "max_tokens", "max_completion_tokens", *HINTS)
+        adaptable = ("n", "max_tokens", "max_completion_tokens", "service_tier", *HINTS)
         return self.media | (self.params.keys() - set(adaptable))
 
     @property
@@ -249,6 +250,7 @@ def parse_request(
         model=properties["model"],
         messages=messages,
         params={name: value for name, value in properties.items() if FIELDS[name][0] == "last"}
+        | _bought_tier(properties)
         | read_vendor_params(extras),
         stream=properties.get("stream", False),
         include_usage=options.get("include_usage") is True,
@@ -258,6 +260,12 @@ def parse_request(
         store=properties.get("store"),
         dropped=tuple(reader.dropped),
     )
+
+
+def _bought_tier(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The `service_tier` that a request pays for, or saves by. Only workers whose entry takes it get it."""
+    tier = properties.get("service_tier")
+    return {} if tier in (None, "auto", "default") else {"service_tier": tier}
 
 
 def _check_values(properties: Mapping[str, Any]) -> None:

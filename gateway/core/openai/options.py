@@ -31,10 +31,12 @@ from gateway.core.openai.shapes import (
 from gateway.core.openai.structured import check_schema
 
 _NAME_PATTERN = r"[a-zA-Z0-9_-]+"
-_NAME = text(64, _NAME_PATTERN), "1 to 64 letters, digits, _ or -"
+NAME_CHARS_MAX = 128  # of a tool: Anthropic's limit; a worker of another vendor is told a shorter one
+TOOLS_MAX = 1024  # OpenAI takes 128; what a worker's vendor takes is asked when the worker is known
+_NAME = text(NAME_CHARS_MAX, _NAME_PATTERN), f"1 to {NAME_CHARS_MAX} letters, digits, _ or -"
 _FUNCTION: Properties = {"name": _NAME, "description": FREE_TEXT, "parameters": OBJECT, "strict": FLAG}
 _CUSTOM: Properties = {"name": _NAME, "description": FREE_TEXT, "format": OBJECT}
-_NAME_ONLY: Properties = {"name": (text(64), "a string")}
+_NAME_ONLY: Properties = {"name": (text(NAME_CHARS_MAX), "a string")}
 _GRAMMAR: Properties = {"definition": FREE_TEXT, "syntax": (one_of("lark", "regex"), "lark or regex")}
 _TOOL: Properties = {
     "type": (one_of("function", "custom"), "function or custom"),
@@ -50,13 +52,18 @@ _CHOICE: Properties = {
 }
 _ALLOWED: Properties = {
     "mode": (one_of("auto", "required"), "auto or required"),
-    "tools": (array(1, 128, dict), "a list of 1 to 128 tools"),
+    "tools": (array(1, TOOLS_MAX, dict), f"a list of 1 to {TOOLS_MAX} tools"),
 }
 _FORMAT: Properties = {
     "type": (one_of("text", "json_object", "json_schema"), "text, json_object or json_schema"),
     "json_schema": OBJECT,
 }
-_SCHEMA: Properties = {"name": _NAME, "description": FREE_TEXT, "schema": OBJECT, "strict": FLAG}
+_SCHEMA: Properties = {
+    "name": (text(64, _NAME_PATTERN), "1 to 64 letters, digits, _ or -"),
+    "description": FREE_TEXT,
+    "schema": OBJECT,
+    "strict": FLAG,
+}
 _STREAM: Properties = {"include_usage": FLAG, "include_obfuscation": FLAG}
 _PREDICTION: Properties = {
     "type": (one_of("content"), "content"),

@@ -142,39 +142,13 @@ def _links(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, Ki
                 yield message_at, part_at, kind, holder, name, value
 
 
-def without_cache_control(body: Mapping[str, Any]) -> dict[str, Any]:
-    """`messages` and `tools` of a body without Anthropic's `cache_control` on their parts and on the tools."""
-    lists: dict[str, Any] = {}
-    for name in ("messages", "tools"):
-        if any(_is_cached(item) for item in body.get(name) or ()):
-            lists[name] = [_uncached(item) if _is_cached(item) else item for item in body[name]]
-    return {**body, **lists}
-
-
 def caches_an_hour(body: Mapping[str, Any]) -> bool:
     """Whether the prompt in a body, or a part of it, is to be cached for an hour and not for five minutes."""
     items = [item for name in ("messages", "tools") for item in body.get(name) or ()]
-    lists = (item.get("content") for item in items)
+    lists = (item.get(name) for item in items for name in ("content", "blocks"))  # the latter: core/anthropic/native.py
     parts = (part for content in lists if isinstance(content, list) for part in content)
-    marks = (item.get("cache_control") for item in (body, *items, *parts))
+    marks = (item.get("cache_control") for item in (body, body.get("anthropic") or {}, *items, *parts))
     return any(isinstance(mark, Mapping) and mark.get("ttl") not in (None, "5m") for mark in marks)
-
-
-def _is_cached(item: Mapping[str, Any]) -> bool:
-    content = item.get("content")
-    return "cache_control" in item or (isinstance(content, list) and any("cache_control" in part for part in content))
-
-
-def _uncached(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The item without its own and its parts' `cache_control`. A single text becomes a string again, which every
-    worker takes."""
-    fields = {name: value for name, value in item.items() if name != "cache_control"}
-    content = fields.get("content")
-    if not isinstance(content, list):
-        return fields
-    parts = [_uncached(part) for part in content]
-    is_text = len(parts) == 1 and parts[0].keys() == {"type", "text"}
-    return fields | {"content": parts[0]["text"] if is_text else parts}
 
 
 def with_results_as_text(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -12,10 +10,15 @@ import msgspec
 from gateway.core.money.amounts import Usage
 from gateway.core.money.details import details_json
 from gateway.core.openai.body import AsMapping
+from gateway.core.openai.body import json_bytes as json_bytes
 
-_encode = msgspec.json.Encoder().encode  # NaN and infinities become null
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 DONE = b"data: [DONE]\n\n"  # the last event of a stream that succeeded
+FACT_BYTES_MAX = 65_536  # of one property of a vendor's own, as JSON
+# What Baton says itself of a reply and of a choice; all else is its worker's own and goes to the client.
+_OWN = frozenset(("id", "object", "created", "model", "choices", "usage", "error", "baton", "done", "data", "type"))
+_OWN |= {"obfuscation", "p", "service_tier", "system_fingerprint"}
+_OWN_OF_CHOICE = frozenset(("index", "message", "delta", "finish_reason", "logprobs", "text", "error"))
 
 
 def sse(body: Mapping[str, Any], event: str | None = None) -> bytes:
@@ -58,17 +61,37 @@ def _complete_choice(choice: Mapping[str, Any], index: int) -> dict[str, Any]:
         "message": message,
         "finish_reason": choice.get("finish_reason") or "stop",
         "logprobs": choice.get("logprobs"),
+        **choice_facts(choice),
     }
 
 
-def reply_facts(worker_body: Mapping[str, Any]) -> dict[str, str]:
-    """The `service_tier` and `system_fingerprint` of a completion or chunk. A tier that OpenAI does not define is left
-    out, because clients cannot parse it."""
-    tier, fingerprint = worker_body.get("service_tier"), worker_body.get("system_fingerprint")
-    if not (tier or fingerprint):
+def reply_facts(worker_body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a completion or chunk says of itself: `service_tier`, `system_fingerprint` and its vendor's own properties.
+    A tier that OpenAI does not define goes under a name of its own, because clients cannot parse it."""
+    if _FACTLESS.issuperset(worker_body):
         return {}
-    facts = {"service_tier": tier} if tier in TIERS else {}
+    facts = {name: value for name, value in worker_body.items() if name not in _OWN and _passes(name, value)}
+    tier, fingerprint = worker_body.get("service_tier"), worker_body.get("system_fingerprint")
+    if tier:
+        facts |= {"service_tier": tier} if tier in TIERS else {"service_tier": None, "native_service_tier": tier}
     return facts | ({"system_fingerprint": fingerprint} if isinstance(fingerprint, str) and fingerprint else {})
+
+
+_FACTLESS = _OWN - {"service_tier", "system_fingerprint"}
+
+
+def _passes(name: str, value: Any) -> bool:
+    """Whether a vendor's own property goes to the client: one that says something, in bounds."""
+    if value is None or name.startswith("_"):
+        return False
+    return not isinstance(value, str | list | dict) or len(json_bytes(value)) <= FACT_BYTES_MAX
+
+
+def choice_facts(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """The vendor's own properties of a choice, such as the findings of a filter."""
+    if _OWN_OF_CHOICE.issuperset(choice):
+        return {}
+    return {name: value for name, value in choice.items() if name not in _OWN_OF_CHOICE and _passes(name, value)}
 
 
 def merge(bodies: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -118,6 +141,7 @@ def chunk(choices: Sequence[Mapping[str, Any]], *, completion_id: str, created_s
                 "delta": _delta(choice.get("delta") or {}),
                 "finish_reason": choice.get("finish_reason"),
                 "logprobs": choice.get("logprobs"),
+                **choice_facts(choice),
             }
             for choice in choices
         ],
@@ -142,7 +166,7 @@ def chunks_of(worker_body: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
         pieces += [
             [{"index": at, "delta": role}],
             [{"index": at, "delta": delta, "logprobs": complete["logprobs"]}],
-            [{"index": at, "delta": {}, "finish_reason": complete["finish_reason"]}],
+            [{"index": at, "delta": {}, "finish_reason": complete["finish_reason"], **choice_facts(choice)}],
         ]
     return pieces
 
@@ -235,6 +259,7 @@ class ReplyBuilder:
                 _merge_logprobs(built.setdefault("logprobs", {}), _mapping(choice["logprobs"]))
             if choice.get("finish_reason"):
                 built["finish_reason"] = choice["finish_reason"]
+            built |= choice_facts(choice)
 
     def add_text(self, index: int, text: str) -> None:
         """`add`, of a choice that holds no more than text."""
@@ -248,7 +273,7 @@ class ReplyBuilder:
         """Add chunks that came together, with what they say about themselves."""
         for chunk in chunks:
             if not isinstance(chunk, TextChunk):
-                self.add(chunk["choices"])
+                self.add(chunk.get("choices") or ())
                 self.about(chunk)
             elif (pieces := self._pieces.get((choice := chunk.choices[0]).index)) is not None:
                 pieces.append(choice.delta.content)
@@ -256,7 +281,7 @@ class ReplyBuilder:
                 self.add_text(choice.index, choice.delta.content)
 
     def about(self, chunk: Mapping[str, Any]) -> None:
-        """Add a chunk's `service_tier` and `system_fingerprint`."""
+        """Add what a chunk says of itself."""
         self._facts |= reply_facts(chunk)
 
     def body(self) -> dict[str, Any]:
@@ -359,8 +384,7 @@ def _append(texts: dict[str, Any], pieces: Mapping[str, Any]) -> None:
 
 
 def _index(piece: Mapping[str, Any], default: int) -> int:
-    index = piece.get("index")
-    return index if isinstance(index, int) else default
+    return index if isinstance(index := piece.get("index"), int) else default
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -369,32 +393,3 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _mappings(value: Any) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
-
-
-def json_bytes(value: Any) -> bytes:
-    """Compact JSON as UTF-8.
-
-    NaN and ±inf, which JSON cannot represent, become null. Half a surrogate pair, which UTF-8 cannot represent, stays
-    the escape it was received as: the other half may follow in the next chunk.
-    """
-    try:
-        return _encode(value)
-    except (TypeError, ValueError, RecursionError):  # half a surrogate pair, or a value that only `json` encodes
-        pass
-    try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        text = json.dumps(replace_nonfinite(value), ensure_ascii=False, separators=(",", ":"))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(json.loads(text), separators=(",", ":")).encode()
-
-
-def replace_nonfinite(value: Any) -> Any:
-    """Replace NaN and ±inf in JSON data by None, as JSON cannot represent them. A masked token's log-prob is -inf."""
-    if isinstance(value, dict):
-        return {key: replace_nonfinite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [replace_nonfinite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

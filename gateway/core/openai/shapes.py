@@ -68,7 +68,7 @@ def integer(low: int, high: int) -> Check:
 
 
 def _outside(value: float, low: float, high: float, what: str) -> str | None:
-    if isinstance(value, bool) or not math.isfinite(value):
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         return WRONG_TYPE
     return f"{what}_below_min_value" if value < low else f"{what}_above_max_value" if value > high else None
 

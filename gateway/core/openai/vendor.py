@@ -78,7 +78,7 @@ def without_state(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _for_worker(message: Message, origin: str, ids: dict[str, str]) -> dict[str, Any]:
     if message.get("role") == "tool":
         call_id = str(message.get("tool_call_id"))
-        return _without(message, ("is_error",)) | {"tool_call_id": ids.get(call_id) or _portable(call_id)}
+        return {**message, "tool_call_id": ids.get(call_id) or _portable(call_id)}
     if message.get("role") != "assistant":
         return dict(message)
 

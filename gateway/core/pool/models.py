@@ -1,13 +1,13 @@
 """What is known of models by name: which properties of a request they refuse, and what stands in for them. Pure.
 
 Only preferences are adapted: a reply without them is still a reply. What a client needs of a reply (tools, a format,
-stop words, log-probabilities) keeps to the pool file's `cannot`.
+stop words, log-probabilities) keeps to the pool file's `cannot` and to the vendor's limits (core/pool/vendors.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -25,7 +25,7 @@ STRICT_HOSTS = (  # that refuse what OpenAI does not define
     *("generativelanguage.googleapis.com", "api.anthropic.com"),
 )
 PROVIDERS = {  # of LiteLLM
-    "anthropic": ("top_k", "thinking"),
+    "anthropic": ("top_k", "thinking", "output_config", "cache_control", "context_management"),
     "bedrock": ("top_k", "thinking"),
     "vertex_ai": ("top_k", "thinking"),
     "gemini": ("top_k", "thinking"),
@@ -33,6 +33,8 @@ PROVIDERS = {  # of LiteLLM
     "openrouter": OPENROUTER,
     "hosted_vllm": OPEN_SERVERS,
 }
+CLIENT_RUN = ("bash", "text_editor", "computer", "memory", "tool_search_tool_regex", "tool_search_tool_bm25")
+_DATED = re.compile(r"_20\d{6}$")
 MEDIA_IN_RESULTS = ("anthropic", "bedrock", "vertex_ai", "gemini")  # providers of LiteLLM that take them
 PREFERENCES = (*SAMPLING, "reasoning_effort", "verbosity", "parallel_tool_calls")
 
@@ -110,6 +112,14 @@ def model_of(spec: WorkerSpec) -> Model:
 def _model_of_name(model: str) -> Model:
     name = _REGION.sub("", model.rpartition("/")[2].lower())
     return next((known for known in MODELS if known.matches(name)), _UNKNOWN)
+
+
+def hosted_types(spec: WorkerSpec, types: Iterable[str]) -> list[str]:
+    """Those of these types of tools that a worker has beside functions: what its entry says that its server runs, with
+    or without the date that Anthropic puts behind it, and of Anthropic's models those that clients run."""
+    taken = [kind for kind in types if kind in spec.hosted or _DATED.sub("", kind) in spec.hosted]
+    clients = [kind for kind in types if _DATED.sub("", kind) in CLIENT_RUN] if spec.speaks_messages else []
+    return [*taken, *clients]
 
 
 def takes_media_in_results(spec: WorkerSpec) -> bool:

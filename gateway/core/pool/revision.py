@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.core.pool.prices import Price
 from gateway.core.pool.tools import ToolSpec
+from gateway.core.pool.ways import Detour
 from gateway.core.pool.workers import PoolFile, WorkerSpec, is_reference
 
 
@@ -41,10 +42,13 @@ def _plain_worker(worker: WorkerSpec) -> dict[str, Any]:
     if price.above:
         tiers = [{"prompt_tokens": tier.prompt_tokens, **_plain_amounts(tier.amounts)} for tier in price.above]
         amounts["above"] = tiers
-    later = ("fetches", "command", "env", "tools", "hosted", "first_token_timeout_s", "chunk_gap_s", "exact_model")
+    limits = ("first_token_timeout_s", "chunk_gap_s", "exact_model")
+    later = ("fetches", "command", "env", "tools", "hosted", *Detour._fields, *limits)
     left_out = {"api_key", "name", "price"} | {name for name in later if not getattr(worker, name)}  # older files' hash
     left_out |= {name for name, default in (("api", "chat"), ("answers", True)) if getattr(worker, name) == default}
     plain = worker.model_dump(mode="json", exclude=left_out) | {"price": amounts}
+    if is_reference(worker.proxy or ""):
+        plain["proxy"] = "(secret)"
     if worker.env:
         plain["env"] = {name: "(secret)" if is_reference(value) else value for name, value in worker.env.items()}
     return plain | ({"tools": _plain_tools(worker.tools)} if worker.tools else {})

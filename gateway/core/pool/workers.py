@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,6 +18,7 @@ from gateway.core.pool.prices import PROMPT_PARTS, REPLY_PARTS, FrozenModel
 from gateway.core.pool.prices import Price as Price
 from gateway.core.pool.tools import TOOLS_MAX
 from gateway.core.pool.tools import ToolSpec as ToolSpec
+from gateway.core.pool.ways import Detour, WayFields
 
 WorkerKind = Literal["openai", "litellm", "tool", "mcp", "self"]
 Task = Literal["chat", "embeddings", "moderation", "rerank", "images", "speech", "transcription"]
@@ -35,6 +36,9 @@ Capability = Literal[
     "reasoning_effort", "verbosity", "prediction", "modalities", "web_search_options", "prompt_cache_key",
     "prompt_cache_options", "prompt_cache_retention",
 ]  # fmt: skip
+Turn = Literal["developer", "system", "late_system", "repeated_roles", "name", "empty_content"]
+TURNS: tuple[str, ...] = get_args(Turn)  # what a chat template may refuse: it gets another form of it
+URL_PROVIDERS = ("openai", "anthropic", "azure", "openrouter", "groq", "mistral", "xai")  # LiteLLM sends them URLs
 RESPONSES_LACK = (  # what chat completions have and the Responses API has not
     *("n", "stop", "seed", "logit_bias", "frequency_penalty", "presence_penalty", "prediction", "modalities", "audio"),
     *("functions", "function_call", "web_search_options"),
@@ -56,7 +60,7 @@ def is_reference(text: str) -> bool:
     return re.match(_REFERENCE, text) is not None
 
 
-class WorkerSpec(FrozenModel):
+class WorkerSpec(WayFields):
     """One worker of the pool file. `price` is None only until it has been looked up in LiteLLM's offline map."""
 
     name: str = Field(min_length=1, max_length=128, pattern=r"^[^\s/][^\s]*$")
@@ -89,13 +93,14 @@ class WorkerSpec(FrozenModel):
     version: str = Field(default="1", max_length=64, description="change it when the model behind the name changes")
     params: dict[str, object] = Field(default_factory=dict, description="defaults merged into every request body")
     task: Task = Field(default="chat", description="only chat is planned; others are requested by name")
-    cannot: tuple[Capability, ...] = Field(
-        default=(), description="kinds of parts and request properties that the worker does not accept"
+    cannot: tuple[Capability | Turn, ...] = Field(
+        default=(), description="kinds of parts, request properties and turns that the worker does not accept"
     )
     takes: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], ...] = Field(
         default=(),
         max_length=64,
-        description="parameters of its vendor that clients may send, beside those that its kind takes anyway",
+        description="parameters of its vendor that clients may send, beside those that its kind takes anyway; and what "
+        "Baton would take its model's template to refuse",
     )
     fetches: bool = Field(
         default=False, description="fetches images by URL itself: it is sent the URL, and Baton fetches nothing"
@@ -104,7 +109,9 @@ class WorkerSpec(FrozenModel):
         default="chat", description="openai: how its server is asked, by chat completions or by OpenAI's Responses API"
     )
     hosted: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], ...] = Field(
-        default=(), max_length=32, description="openai: types of hosted tools that its server runs, e.g. web_search"
+        default=(),
+        max_length=32,
+        description="openai, and litellm's anthropic/: types of hosted tools that its server runs, e.g. web_search",
     )
     answers: bool = Field(
         default=True,
@@ -135,7 +142,7 @@ class WorkerSpec(FrozenModel):
     def identity(self) -> str:
         """The worker's identity as JSON: all fields but the references to its secrets, its tokenizer and its part."""
         left_out: dict[str, Any] = dict.fromkeys(
-            ("api_key", "answers", "env", "tokenizer", *_later_defaults(self)), True
+            ("api_key", "answers", "env", "tokenizer", *Detour._fields, *_later_defaults(self)), True
         )
         part_prices = (*PROMPT_PARTS.values(), *REPLY_PARTS.values(), "unit_usd")
         unset = {name for name in part_prices if self.price is not None and getattr(self.price, name) is None}
@@ -176,6 +183,11 @@ class WorkerSpec(FrozenModel):
         return match[1].lower() if match else ""
 
     @property
+    def speaks_messages(self) -> bool:
+        """Whether it is asked by Anthropic's Messages API, in its own words and without LiteLLM."""
+        return self.kind == "litellm" and self.task == "chat" and (self.model or "").startswith("anthropic/")
+
+    @property
     def local_model(self) -> str | None:
         """The model that `baton serve` serves itself for this worker, if it does."""
         return self.url.removeprefix(LOCAL) if self.url and self.url.startswith(LOCAL) else None
@@ -205,7 +217,8 @@ class WorkerSpec(FrozenModel):
             raise ValueError("kind litellm needs `model`, e.g. anthropic/claude-sonnet-4-5")
         if self.task != "chat" and self.kind not in MODEL_KINDS:
             raise ValueError(f"kind {self.kind} has no task {self.task}; leave `task` out")
-        if self.fetches and self.kind != "openai":
+        provider = (self.model or "").partition("/")[0] if self.kind == "litellm" else self.kind
+        if self.fetches and provider not in URL_PROVIDERS:
             raise ValueError(f"kind {self.kind} would be fetched for in this process; leave `fetches` out")
         if self.kind == "tool" and not self.url:
             raise ValueError("kind tool needs `url`: an http(s) endpoint, builtin:vote or builtin:python")
@@ -218,9 +231,20 @@ class WorkerSpec(FrozenModel):
         return self
 
     @model_validator(mode="after")
+    def _way_is_baton_own(self) -> WorkerSpec:
+        own = self.kind in ("openai", "tool", "mcp") and (self.url or "").startswith("http")
+        if any(self.detour) and not own:
+            follow = "kind litellm follows HTTPS_PROXY and SSL_CERT_FILE" if self.kind == "litellm" else "it has no URL"
+            given = " and ".join(name for name in Detour._fields if getattr(self, name))
+            raise ValueError(f"{follow}; leave {given} out")
+        return self
+
+    @model_validator(mode="after")
     def _api_is_of_its_kind(self) -> WorkerSpec:
-        if (self.api != "chat" or self.hosted) and (self.kind != "openai" or self.task != "chat"):
-            raise ValueError("`api` and `hosted` are of kind openai and of task chat")
+        if self.api != "chat" and (self.kind != "openai" or self.task != "chat"):
+            raise ValueError("`api` is of kind openai and of task chat")
+        if self.hosted and not self.speaks_messages and (self.kind != "openai" or self.task != "chat"):
+            raise ValueError("`hosted` is of task chat, and of kind openai or of Anthropic's models")
         return self
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ from uuid import uuid4
 from gateway.core.access.keys import Principal
 from gateway.core.log.events import random_hex
 from gateway.core.money.ledger import Scope
-from gateway.core.openai.batches.lines import CANCELLED, EXPIRED, InputReader, body_of, replied
+from gateway.core.openai.batches.lines import BROKEN, CANCELLED, EXPIRED, InputReader, body_of, not_served, replied
 from gateway.core.openai.batches.objects import BatchLine, LineResult, OpenBatch, Status
 from gateway.errors import BatonError, ConversationLocked, NotFound
 from gateway.service.batches.rests import Rests
@@ -199,8 +199,21 @@ class BatchRunner:
                 return
             result = replied(line, reply.status, reply.request_id, reply.body)
             await self._insist(lambda: self._keep(line, result))
-        except Exception:  # boundary: the line comes again once its lease is over
+        except Exception:  # boundary: a line is tried again, a finite number of times
             log.exception("line %d of %s was not served", line.n, line.batch_id)
+            await self._put_off(line)
+
+    async def _put_off(self, line: BatchLine) -> None:
+        """Let a line that met a bug come again, or end it with an error. Where that cannot be stored, it comes once
+        its lease is over."""
+        try:
+            if line.attempts + 1 < ATTEMPTS_MAX:
+                delay_s = min(DELAY_S_MAX, DELAY_S * float(2**line.attempts))
+                await self._store.postpone(line, self._id, delay_s, counts=True)
+            else:
+                await self._keep(line, not_served(line, BROKEN))
+        except Exception:  # boundary: the line comes again once its lease is over
+            log.exception("line %d of %s cannot be put off", line.n, line.batch_id)
 
     async def _reply(self, line: BatchLine) -> LineReply:
         try:

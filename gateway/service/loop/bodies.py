@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.core.anthropic.effort import budget_of, fit_budget
+from gateway.core.anthropic.native import PARAM
+from gateway.core.anthropic.worker import natives_of, worded
 from gateway.core.loop.caps import Draw
 from gateway.core.money.amounts import (
     AUDIO_BYTES_PER_TOKEN,
@@ -23,16 +26,20 @@ from gateway.core.money.amounts import (
 from gateway.core.money.units import units_nano
 from gateway.core.openai.chat import FIELDS, HINTS, Endpoint, choices_in
 from gateway.core.openai.options import custom_as_functions
-from gateway.core.openai.parts import caches_an_hour, media_kinds, with_results_as_text, without_cache_control
+from gateway.core.openai.parts import caches_an_hour, media_kinds, with_results_as_text
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import most_units
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.vendor import for_worker
+from gateway.core.openai.vendors.hosts import limits_of, template_of
+from gateway.core.openai.vendors.names import told_names, with_told_names
+from gateway.core.openai.vendors.overflow import context_exceeded
+from gateway.core.openai.vendors.roles import for_template
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, TOKENS_PER_TURN, declared_text, request_text
-from gateway.core.pool.models import adapt, model_of, takes_media_in_results, vendor_params
+from gateway.core.pool.models import adapt, hosted_types, model_of, takes_media_in_results, vendor_params
 from gateway.core.pool.workers import Price, WorkerSpec
-from gateway.errors import CapReached, Unpriced, UpstreamRefused, context_exceeded
+from gateway.errors import CapReached, Unpriced, UpstreamRefused
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import TokenCounter
 
@@ -65,29 +72,31 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
         return dict(loop.params)
     if loop.endpoint == "completions":
         return {**loop.params, "max_tokens": min(loop.params.get("max_tokens", TOKENS_DEFAULT), spec.output_tokens_max)}
-    params = {name: value for name, value in loop.params.items() if name not in HINTS or name not in spec.cannot}
-    params = _with_cache(spec, params) if answers else {}
-    others = params.keys() - FIELDS.keys() - vendor_params(spec)
-    params, changes = adapt(spec, {name: value for name, value in params.items() if name not in others})
-    hosted, lacking = loop.hosted.for_worker(spec.hosted) if answers else ({}, [])
-    run.left_out = [*changes, *sorted(others), *lacking]
+    given = loop.params if answers else {}
+    given = {name: value for name, value in given.items() if name not in HINTS or name not in spec.cannot}
+    given, own = natives_of(spec, given)
+    others = given.keys() - (FIELDS.keys() - {"service_tier"}) - vendor_params(spec)
+    params, changes = adapt(spec, {name: value for name, value in given.items() if name not in others})
+    types = [tool["type"] for tool in loop.hosted.tools] if answers else []
+    hosted, lacking = loop.hosted.for_worker(hosted_types(spec, types)) if types else ({}, [])
+    messages = for_worker(messages, spec.origin)
+    messages = messages if takes_media_in_results(spec) else with_results_as_text(messages)
     bounds = [params.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
     wanted = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
     wants_newer = bounds[0] or "max_completion_tokens" in spec.params or model_of(spec).completion_tokens
     newer = wants_newer and "max_completion_tokens" not in spec.cannot
     name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
-    messages = for_worker(messages, spec.origin)
-    messages = messages if takes_media_in_results(spec) else with_results_as_text(messages)
-    sent = _with_cache(spec, {"messages": messages})
-    body = {**params, **sent, name: min(wanted, spec.output_tokens_max)}
+    bound = min(wanted, spec.output_tokens_max)
+    params, worded_messages, reworded = worded(spec, params, own, messages, bound, named=loop.fallback is None)
+    run.left_out = [*changes, *sorted(others), *lacking, *reworded]
+    if not spec.speaks_messages:  # that wire has no templates
+        worded_messages = for_template(worded_messages, template_of(spec))
+    body = {**params, "messages": worded_messages, name: bound}
     body = body if model_of(spec).custom_tools else custom_as_functions(body)
+    run.names = told_names(body, limits_of(spec).name_chars)
+    body = with_told_names(body, run.names) if run.names else body
     tools = [*body.get("tools", ()), *hosted.get("tools", ())]
     return {**body, **hosted, "tools": tools} if hosted else body
-
-
-def _with_cache(spec: WorkerSpec, body: dict[str, Any]) -> dict[str, Any]:
-    """The body with its `cache_control` for LiteLLM's vendors, and without it for others, which may refuse it."""
-    return body if spec.kind == "litellm" else without_cache_control(body)
 
 
 def fan_out(body: dict[str, Any], spec: WorkerSpec) -> list[dict[str, Any]]:
@@ -147,6 +156,7 @@ def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, s
         raise CapReached(by, f"what is left of the request's {by} cap is too little for worker {spec.name}")
     lowered = rooms[by] < body[name]
     body[name] = min(body[name], rooms[by])
+    fit_budget(body, body[name])
     bound = output_bound(body)
     draw = Draw(worst_case_nano(price, size.tokens_max, bound, media=media, hour=hour), size.tokens + bound)
     return WorstCase(draw, size.tokens_max, by if lowered else None)
@@ -159,6 +169,18 @@ def task_worst(spec: WorkerSpec, endpoint: Endpoint, body: Mapping[str, Any], si
     reply = spec.output_tokens_max * units.get("images", 1)
     nano = worst_case_nano(price, tokens, reply, media=True) + units_nano(price, units)
     return Draw(nano, size.tokens)
+
+
+def lowered_output(loop: Loop, run: StepRun, body: Mapping[str, Any], by: str | None) -> dict[str, Any] | None:
+    """How much less a call may say, or think, than was asked; None for no less."""
+    bound = body.get("max_completion_tokens") or body.get("max_tokens")
+    asked = budget_of(loop.params.get(PARAM) or loop.params)
+    budget = budget_of(body)
+    thinks_less = asked is not None and budget is not None and budget < asked
+    if not bound or (bound >= run.wanted_tokens and not thinks_less):
+        return None
+    less = {"budget_tokens": budget} if thinks_less else {}
+    return {"asked": run.wanted_tokens, "max_tokens": bound, "by": by or "worker", **less}
 
 
 def carries_media(body: Mapping[str, Any]) -> bool:

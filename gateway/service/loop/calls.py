@@ -11,8 +11,7 @@ fails everything sees 1.2 times its load and not 3 (Google SRE book, ch. 21, "Ha
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import count
 from typing import Any, TypeVar, cast
@@ -23,85 +22,31 @@ from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.money.details import sum_details
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.options import custom_names
-from gateway.core.openai.reply import ReplyBuilder, TextChunk, text_piece
-from gateway.core.openai.vendors.mend import Mender
+from gateway.core.openai.reply import ReplyBuilder, TextChunk, reply_facts, text_piece
+from gateway.core.openai.vendors.empty import EmptyReply, check_stream, check_whole, speaks
+from gateway.core.openai.vendors.mend import Mender, missing_ends
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
 from gateway.core.pool.identity import identity_in, is_other_model
-from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
+from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol, UpstreamTimeout
 from gateway.service.loop.bodies import PromptSize, output_bound, price_of, size_in_bytes, worst_case
-from gateway.service.loop.health.breakers import Breakers, Flight
-from gateway.service.loop.health.retries import Backoff
+from gateway.service.loop.health.breakers import Flight
 from gateway.service.loop.health.retries import RetryBudget as RetryBudget
+from gateway.service.loop.health.shared import NO_TOKENIZER as NO_TOKENIZER
+from gateway.service.loop.health.shared import Calls as Calls
 from gateway.service.loop.state import Loop, StepRun
-from gateway.service.ports.pools import NO_TOOLBOXES
-from gateway.service.ports.request import Clock, TokenCount, TokenCounter, Toolboxes, WorkerCall, Workers
+from gateway.service.ports.request import (
+    WorkerCall,
+    WorkerReply,
+)
 
-ATTEMPTS_MAX = 3
-ATTEMPT_S_MIN = 0.05
 T = TypeVar("T")
 Saw = Sequence[tuple[str, str, str]]  # (handle, task, reply text) of each step that the call may see
 PassOn = Callable[[Mapping[str, Any]], Awaitable[None]]  # takes each chunk of a stream that has choices
 Chunks = AsyncGenerator[Mapping[str, Any], None]
 
 
-class NoTokenizer:
-    """`TokenCounter` where bytes are good enough."""
-
-    async def count(self, worker: WorkerSpec, texts: Sequence[str], at_most: int) -> int | None:
-        """Return None: no worker has a tokenizer here."""
-        return None
-
-    async def measure(self, worker: WorkerSpec, texts: Sequence[str]) -> TokenCount | None:
-        """Return None, as `count`."""
-        return None
-
-
-NO_TOKENIZER = NoTokenizer()
 NO_CHARGE = Usage()  # of a call that cost nothing; a tool's reply without tokens still costs its price a call
-
-
-class Calls:
-    """What all worker calls of a gateway share: the workers, the retry policy, the clock and the tokenizers."""
-
-    def __init__(
-        self,
-        workers: Workers,
-        budget: RetryBudget,
-        clock: Clock,
-        tokens: TokenCounter = NO_TOKENIZER,
-        toolboxes: Toolboxes = NO_TOOLBOXES,
-        *,
-        rests: Breakers | None = None,
-        attempts_max: int = ATTEMPTS_MAX,
-        wait_initial_s: float = 0.1,
-        wait_s_max: float = 5.0,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self.workers = workers
-        self.clock = clock
-        self.tokens = tokens
-        self.toolboxes = toolboxes
-        self.rests = rests or Breakers(clock)  # without one no worker rests
-        self._budget = budget
-        self.attempts_max = attempts_max
-        self._backoff = Backoff(wait_initial_s, wait_s_max)
-        self._sleep = sleep
-
-    def begin(self) -> None:
-        """Count a call, which earns a share of a retry."""
-        self._budget.deposit()
-
-    async def try_again(self, number: int, error: Exception, deadline_s: float) -> bool:
-        """Wait before the next attempt after the `number`th, which failed so, and pay for it; False where there is
-        none. `deadline_s` is on the clock's monotonic scale."""
-        if not (isinstance(error, UpstreamError) and error.retryable) or number >= self.attempts_max:
-            return False
-        wait_s = max(self._backoff.wait_s(number), error.retry_after_s or 0.0)
-        if deadline_s - self.clock.monotonic_s() < wait_s + ATTEMPT_S_MIN or not self._budget.withdraw():
-            return False
-        await self._sleep(wait_s)
-        return True
 
 
 class StepCall:
@@ -134,11 +79,14 @@ class StepCall:
         self._latest: AttemptRecord | None = None
         self.collected = ReplyBuilder()
         customs = custom_names(loop.params) - custom_names(body)  # sent as functions
-        self._mender = Mender(run.spec.origin, choices_in(body), customs) if loop.endpoint == "chat" else None
+        self._mender: Mender | None = None
+        if loop.endpoint == "chat":
+            self._mender = Mender(run.spec.origin, choices_in(body), customs, run.names, loop.params)
+        self._must_speak = loop.endpoint == "chat" and run.spec.kind in MODEL_KINDS
 
     async def complete(self) -> Mapping[str, Any]:
         """The reply in one piece. Raises what the last attempt raised, CapReached, SpoolFull or DeadlineExceeded."""
-        reply = await self._attempted(self._calls.workers.complete)
+        reply = await self._attempted(self._whole)
         self._named = identity_in(reply.body, self._run.spec.model)
         self._record(other := self._other_model())
         await self._settle_counted(reply.usage, reply.body, reply.cost_nano)
@@ -149,21 +97,25 @@ class StepCall:
     async def stream(self, pass_on: PassOn) -> Mapping[str, Any]:
         """The reply as it is produced: each chunk is passed on before the next is read, and nothing is tried again
         after the first. Raises as `complete`."""
-        chunk, chunks = await self._attempted(self._first_chunk)
+        first, chunks = await self._attempted(self._first_chunks)
         self._calls.rests.heard(self._flight)
-        self._named = identity_in(chunk or {}, self._run.spec.model)
+        self._named = identity_in(first[0], self._run.spec.model)
         usage: Usage | None = None
+        is_done = False
         try:
             async with aclosing(chunks):
                 try:
                     if (other := self._other_model()) is not None:
                         usage = self._rough_usage()
                         raise other
-                    while chunk is not None:
-                        usage = usage if isinstance(chunk, TextChunk) else read_usage(chunk) or usage
-                        if isinstance(clean := self._collect(chunk), TextChunk) or clean.get("choices"):
+                    while (chunk := first.pop(0) if first else await anext(chunks, None)) is not None:
+                        if not isinstance(chunk, TextChunk):
+                            usage, is_done = read_usage(chunk) or usage, "done" in chunk
+                        clean = self._collect(chunk)
+                        if isinstance(clean, TextChunk) or clean.get("choices") or reply_facts(clean):
                             await pass_on(clean)
-                        chunk = await anext(chunks, None)
+                    if is_done and (ends := missing_ends(self.collected.body()["choices"])):
+                        await pass_on(self._collect({"choices": ends}))
                 except BaseException as error:  # boundary: only observed, for log and money; cancellation included
                     self._record_failure(error)
                     raise
@@ -182,9 +134,9 @@ class StepCall:
             self.collected.add_text(*piece)
             return chunk
         chunk = chunk if self._mender is None else self._mender.chunk(chunk)
+        self.collected.about(chunk)
         if chunk.get("choices"):
             self.collected.add(chunk["choices"])
-            self.collected.about(chunk)
         return chunk
 
     # ------------------------------------------------------------ draw, announce, call, settle
@@ -267,10 +219,23 @@ class StepCall:
             raise
         self._started_us = self._calls.clock.now_us()
 
-    async def _first_chunk(self, call: WorkerCall) -> tuple[Mapping[str, Any] | None, Chunks]:
-        """The stream and its first chunk. Raises UpstreamProtocol where it ends without one."""
-        chunks = cast(Chunks, self._calls.workers.stream(call))
-        return await _first(chunks), chunks
+    async def _whole(self, call: WorkerCall) -> WorkerReply:
+        """The reply in one piece. Raises EmptyReply."""
+        reply = await self._calls.workers.complete(call)
+        if self._must_speak:
+            check_whole(reply.body, reply.usage, self._body)
+        return reply
+
+    async def _first_chunks(self, call: WorkerCall) -> tuple[list[Mapping[str, Any]], Chunks]:
+        """The chunks of a stream up to the first that says something, and the rest. Raises EmptyReply where none does,
+        UpstreamProtocol where there is none."""
+        chunks, first = cast(Chunks, self._calls.workers.stream(call)), list[Mapping[str, Any]]()
+        async for chunk in chunks:
+            first.append(chunk)
+            if speaks(chunk) or not self._must_speak:
+                return first, chunks
+        check_stream(first, self._body)
+        return first, chunks
 
     def _record_failure(self, error: BaseException) -> None:
         """Record an attempt that failed. It costs nothing if it failed with a status, or never left."""
@@ -301,6 +266,8 @@ class StepCall:
         if self._open and so_far.started:
             self.collected = so_far
             await self._settle_counted(self._rough_usage(), so_far.body())
+        elif isinstance(error, EmptyReply):
+            await self._settle_counted(error.usage, {})
         elif isinstance(error, UpstreamError) and error.tokens is not None:
             prompt = min(error.tokens[0], self._input_bound)
             reply = min(error.tokens[1], max(0, self._worst.tokens - prompt))
@@ -389,11 +356,3 @@ class StepCall:
 def step_id(run: StepRun) -> str:
     """Names a step inside its rollout."""
     return f"{run.record.round}.{run.index}"
-
-
-async def _first(chunks: AsyncIterator[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The first chunk. A stream without any is no reply."""
-    try:
-        return await anext(chunks)
-    except StopAsyncIteration:
-        raise UpstreamProtocol("the worker's stream was empty") from None

@@ -7,12 +7,11 @@ while the plan is still being decoded. A step on `self` is the same loop one lev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from gateway.core.log.rollout import RoundRecord, StepRecord, close_record
-from gateway.core.loop.plan import Plan, PlanLimits, Step
+from gateway.core.log.rollout import RoundRecord, close_record
+from gateway.core.loop.plan import PlanLimits
 from gateway.core.loop.replies.errors import NO_ERRORS, CheckerErrors
 from gateway.core.loop.turns.marks import asks_client
 from gateway.core.money.details import sum_details
@@ -26,23 +25,21 @@ from gateway.errors import (
     ConductorError,
     ContractMissed,
     DeadlineExceeded,
-    MoneyUnavailable,
     PlanRefused,
-    SpoolFull,
     UpstreamError,
 )
 from gateway.service.loop.calls import Calls, step_id
 from gateway.service.loop.checks import check_limits
+from gateway.service.loop.graph import FATAL, RoundGraph
 from gateway.service.loop.health.breakers import sooner
 from gateway.service.loop.routers import CheckedRouter, FixedPlanner, RulePlanner
 from gateway.service.loop.shown import replies_of, shown_request, shown_worker
-from gateway.service.loop.state import EarlyStart, Loop, Planner, Situation, StepRun, child_record
+from gateway.service.loop.state import Loop, Planner, Situation, StepRun, child_record
 from gateway.service.loop.steps import StepRunner, replay
 from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
 from gateway.service.loop.tools import boxes_of
 
 RESTORE_S = 5.0
-FATAL = (MoneyUnavailable, SpoolFull)  # without money or a log nothing may run, not even the fallback
 
 
 class Rounds:
@@ -68,15 +65,33 @@ class Rounds:
         except TimeoutError:
             return await self.best_so_far(loop, DeadlineExceeded(f"no answer within {loop.caps.wall_s:g} s"), "wall_s")
         except CapReached as reached:
-            return await self.best_so_far(loop, reached, reached.cap)
+            return await self._within_what_is_left(loop, reached)
         except UpstreamError as failed:
             return await self.best_so_far(loop, failed, "worker")
+
+    async def _within_what_is_left(self, loop: Loop, reached: CapReached) -> Mapping[str, Any]:
+        """The best answer so far; where a plan has spent all that it might and answered nothing, what the fallback
+        answers with what was kept back from it. Raises `reached` where neither is possible."""
+        try:
+            return await self.best_so_far(loop, reached, reached.cap)
+        except CapReached:
+            begun = loop.sink is not None and any(run.record.first_byte_us is not None for run in loop.runs)
+            if loop.fallback is None or loop.fallback is loop.planner or begun or not loop.tree.children:
+                raise
+        loop.record.fallback, loop.record.capped = f"{loop.planner.name}_capped", reached.cap
+        loop.rounds = len(loop.record.rounds)
+        try:
+            async with asyncio.timeout(loop.tree.deadline_s - self._clock.monotonic_s()):
+                last = await self._fall_back(loop, loop.fallback, loop.rounds, True)
+                return await self._answer(loop, last, loop.rounds, True)
+        except (TimeoutError, BatonError):
+            raise reached from None
 
     async def stick(self, loop: Loop, planner: Planner) -> Mapping[str, Any] | None:
         """Return the reply of the worker that `planner` goes back to; None where the worker failed before its first
         word, so that the request can be planned. Raises the error that ended the request."""
         record = self._planning(loop, planner)
-        graph = _Graph(self._steps, loop, record, final=True)
+        graph = RoundGraph(self._steps, loop, record, final=True)
         try:
             async with asyncio.timeout(loop.tree.deadline_s - self._clock.monotonic_s()):
                 last = await graph.run(planner, self.situation(loop, 1, planner), self._clock.now_us)
@@ -121,7 +136,7 @@ class Rounds:
         """Plan and run one round. Returns the last step, or None for an empty plan. Raises ConductorError or
         PlanRefused if the planner makes no plan that can be used."""
         record = self._planning(loop, planner)
-        graph = _Graph(self._steps, loop, record, final)
+        graph = RoundGraph(self._steps, loop, record, final)
         try:
             return await graph.run(planner, self.situation(loop, number, planner), self._clock.now_us)
         except (ConductorError, PlanRefused) as refused:
@@ -279,7 +294,8 @@ class Rounds:
         run.record.child_rollout_id = child.record.id
         loop.tree.children.append(child.record)
         try:
-            body = await self._rounds(child)
+            with loop.tree.meter.kept_back():
+                body = await self._rounds(child)
             child.record.status, child.record.reply = "done", dict(body)
             return body
         except BatonError as error:
@@ -299,89 +315,6 @@ class Rounds:
             run.record.completion_tokens = child.record.completion_tokens
             if child.runs and run.record.first_byte_us is None:
                 run.record.first_byte_us = child.runs[-1].record.first_byte_us
-
-
-@dataclass(slots=True)
-class _Graph:
-    """The steps of one round as tasks. Steps are added while the plan is still being decoded."""
-
-    steps: StepRunner
-    loop: Loop
-    record: RoundRecord
-    final: bool
-    first: int = 0  # the index of the round's first step
-
-    async def run(self, planner: Planner, situation: Situation, now_us: Any) -> StepRun | None:
-        """Plan and run every step. Returns the last step when all have ended. A refused plan cancels the steps that
-        have started."""
-        self.first = len(self.loop.runs)
-        tasks: list[asyncio.Task[None]] = []
-
-        def early(step: Step) -> None:
-            tasks.append(asyncio.create_task(self._start(step, answers=False, last=False)))
-
-        self.record.allowed = situation.allowed.as_json()
-        try:
-            plan = await self._plan(planner, situation, early)
-            self.record.plan, self.record.finished_us = plan.as_json(), self.record.finished_us or now_us()
-            why = {"why": plan.why} if plan.why else {}
-            self.loop.tell("planned", round=self.record.round, by=self.record.planner, steps=len(plan.steps), **why)
-            if len(plan.steps) == 1 and not tasks:
-                await self._start(plan.steps[0], answers=plan.may_answer(0, self.first), last=True)
-            else:
-                self._start_rest(plan, tasks)
-                await asyncio.gather(*tasks)
-        finally:
-            if left := [task for task in tasks if not task.done()]:
-                for task in left:
-                    task.cancel()
-                await asyncio.gather(*left, return_exceptions=True)
-        for run in self.loop.runs[self.first :]:
-            if isinstance(run.error, FATAL):
-                raise run.error
-        return self._last() if plan.steps else None
-
-    async def _plan(self, planner: Planner, situation: Situation, early: EarlyStart) -> Plan:
-        """The plan of the round. Where plans are saved, no step starts before its plan is."""
-        meter, points = self.loop.tree.meter, self.loop.tree.checkpoints
-        if points is None:
-            return await planner.plan(situation, self.record, meter, early)
-        return await points.planned(
-            self.loop, self.record, lambda: planner.plan(situation, self.record, meter, lambda step: None)
-        )
-
-    def _last(self) -> StepRun:
-        """The step whose reply is the plan's answer: the candidate of the verdict that ended the plan, else the last
-        step that ran."""
-        runs = self.loop.runs[self.first :]
-        end = next((run for run in runs if run.verdict is not None and run.taken is None), None)
-        if end is not None:
-            candidate = self.loop.runs[end.index - 1]
-            candidate.accepted = end.verdict is not None and end.verdict.accept is True
-            return candidate
-        ran = [run for run in runs if run.step.verify is None and run.record.status != "skipped"]
-        return ran[-1] if ran else runs[-1]
-
-    def _start_rest(self, plan: Plan, tasks: list[asyncio.Task[None]]) -> None:
-        started = len(tasks)
-        for offset, step in enumerate(plan.steps[started:], start=started):
-            answers = plan.may_answer(offset, self.first)
-            last = offset == len(plan.steps) - 1
-            tasks.append(asyncio.create_task(self._start(step, answers=answers, last=last)))
-
-    def _start(self, step: Step, *, answers: bool, last: bool) -> Coroutine[Any, Any, None]:
-        """Add a step. Returns what runs it."""
-        spec = next(spec for spec in self.loop.workers if spec.handle == step.worker)
-        index = len(self.loop.runs)
-        record = StepRecord(
-            self.record.round, index, spec.name, spec.handle, spec.kind, spec.version, step.task, list(step.see)
-        )
-        streams = answers and last and self.final and self.loop.sink is not None and step.is_plain
-        gates = tuple(run.index for run in self.loop.runs[self.first :] if run.step.verify is not None)
-        run = StepRun(index, step, spec, record, answers, streams, gates)
-        self.loop.runs.append(run)
-        self.loop.record.steps.append(record)
-        return self.steps.run(self.loop, run, answers=answers, streams=streams)
 
 
 def _stands(loop: Loop, body: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from gateway.core.money.amounts import input_tokens_bound
 from gateway.core.openai.reply import reply_text
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.tools import Tool
-from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, WorkerSpec
+from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, TURNS, WorkerSpec
 from gateway.service.loop.bodies import price_of
 from gateway.service.loop.checks import flags_with_verdicts
 from gateway.service.loop.state import Loop, StepRun
@@ -77,7 +77,7 @@ def _worker(
     return ShownWorker(
         *(spec.handle, spec.description, spec.tags, price_tier(price_of(spec)), spec.context_tokens, latency_s, seen),
         output_tokens_max=spec.output_tokens_max if spec.kind in MODEL_KINDS else 0,
-        cannot=spec.cannot,
+        cannot=tuple(name for name in spec.cannot if name not in TURNS),
         tools=tuple(tool.signature[:SIGNATURE_CHARS_MAX] for tool in tools[:SHOWN_TOOLS_MAX]),
         errors=errors,
         is_tool=spec.kind not in MODEL_KINDS,

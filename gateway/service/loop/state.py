@@ -32,7 +32,7 @@ class Sink(Protocol):
         ...
 
     def about(self, reply: Mapping[str, Any]) -> None:
-        """Take what a reply or chunk says about itself beside its choices: `service_tier`, `system_fingerprint`."""
+        """Take what a reply or chunk says about itself beside its choices."""
         ...
 
 
@@ -142,6 +142,7 @@ class StepRun:
     body: Mapping[str, Any] | None = None
     error: BatonError | None = None
     left_out: list[str] = field(default_factory=list)  # parameters of the client that the worker's model refuses
+    names: Mapping[str, str] = field(default_factory=dict)  # of tools, by those that the worker is told
     cut: dict[str, Any] | None = None  # what was cut of the conversation to fit the worker's context
     dispatches: int = 0  # calls that left, over all attempts
     wanted_tokens: int = 0  # the output that was asked for, before anything lowered it

@@ -29,6 +29,7 @@ from gateway.core.pool.workers import MODEL_KINDS, TOOL_KINDS
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, MoneyUnavailable, SpoolFull, UpstreamInvalid
 from gateway.service.loop.bodies import (
     fan_out,
+    lowered_output,
     missing_choices,
     prompt_size,
     single_bodies,
@@ -211,10 +212,9 @@ class StepRunner:
             StepCall(self._shared, loop, run, body, saw, share=share, counted=number == 0, size=size)
             for number, (body, size) in enumerate(zip(bodies, sizes, strict=True))
         ]
-        bound = bodies[0].get("max_completion_tokens") or bodies[0].get("max_tokens")
-        if bound and bound < run.wanted_tokens and run.spec.kind in MODEL_KINDS:
-            by = calls[0].lowered_by or "worker"
-            run.record.lowered = {"asked": run.wanted_tokens, "max_tokens": bound, "by": by}
+        if run.spec.kind in MODEL_KINDS:
+            lowered = lowered_output(loop, run, bodies[0], calls[0].lowered_by)
+            run.record.lowered = lowered or run.record.lowered
         return calls
 
     # ------------------------------------------------------------ in one piece

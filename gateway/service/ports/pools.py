@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from gateway.core.access.audit import Act
 from gateway.core.pool.breaker import Health
@@ -21,6 +21,30 @@ class LoadedPool:
 
     pools: PoolFile
     secrets: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a look at a worker showed. `fix`: what to do; empty where nothing is to be done."""
+
+    worker: str
+    state: Literal["ok", "warn", "bad"]
+    what: str
+    fix: str = ""
+
+    @property
+    def line(self) -> str:
+        """It in one line."""
+        return f"{self.worker}: {self.what}{f'; {self.fix}' if self.fix else ''}"
+
+
+class WorkerLooks(Protocol):
+    """Looks at workers from outside, at no cost."""
+
+    async def look(self, worker: WorkerSpec, secrets: Mapping[str, str]) -> Sight | None:
+        """Whether it is there, takes its key and has its model; None where that cannot be known for nothing.
+        `secrets`: those of the pool. In bounded time; raises nothing."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

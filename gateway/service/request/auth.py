@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import cast
 
 from gateway.core.access import keys
@@ -38,7 +38,7 @@ class _KnownHeader:
 
 class Authenticator:
     """Authenticates requests. `peppers` are by version; each key is checked under the one it was made with. `lookup_s`
-    bounds one look-up in seconds."""
+    bounds one look-up in seconds. `operators`: ids of data keys that operators use."""
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class Authenticator:
         stale_s: float = 60.0,
         lookup_s: float = 2.0,
         cached_keys_max: int = 10_000,
+        operators: Collection[str] = (),
     ) -> None:
         self._store = store
         self._peppers = dict(peppers)
@@ -58,6 +59,7 @@ class Authenticator:
         self._stale_s = stale_s
         self._lookup_s = lookup_s
         self._cached_keys_max = cached_keys_max
+        self._operators = frozenset(operators)
         self._cache: OrderedDict[str, _CachedRow] = OrderedDict()
         self._known: OrderedDict[tuple[str, KeyClass], _KnownHeader] = OrderedDict()  # by header
         self._lookups: dict[str, asyncio.Task[KeyRow | None]] = {}
@@ -76,7 +78,7 @@ class Authenticator:
             row = await self._row(parsed.public_id)
         if row is None or not self._is_secret_of(parsed, row):
             raise _unauthorized("This gateway does not know this API key. Check that this gateway issued it.")
-        owner = _usable(row)
+        owner = self._usable(row)
         if row.previous_digest is None:  # else the header may hold the previous secret, which ends at a time
             self._know((header or "", key_class), _KnownHeader(row, owner))
         return owner
@@ -93,7 +95,16 @@ class Authenticator:
         row = await self._row(public_id)
         if row is None:
             raise _unauthorized(f"This gateway does not know the API key `{public_id}`.")
-        return _usable(row)
+        return self._usable(row)
+
+    def _usable(self, row: KeyRow) -> Principal:
+        """The Principal of a key's row. Raises Unauthorized for a key that was revoked or whose organisation was
+        closed."""
+        if row.revoked_at is not None:
+            raise _unauthorized(f"This API key (`{row.public_id}`) was revoked. Ask your operator for a new one.")
+        if row.organisation is not None and row.organisation.closed_at is not None:
+            raise _unauthorized("The organisation of this API key was closed. Ask your operator.")
+        return replace(principal(row), is_operators=row.public_id in self._operators)
 
     def _is_secret_of(self, parsed: ParsedKey, row: KeyRow) -> bool:
         """Whether the text is the key's secret, or its previous one during the grace time of a rotation."""
@@ -153,15 +164,6 @@ class Authenticator:
         del self._lookups[public_id]
         if not task.cancelled():
             task.exception()  # retrieves it, or asyncio warns if every caller has left
-
-
-def _usable(row: KeyRow) -> Principal:
-    """The Principal of a key's row. Raises Unauthorized for a key that was revoked or whose organisation was closed."""
-    if row.revoked_at is not None:
-        raise _unauthorized(f"This API key (`{row.public_id}`) was revoked. Ask your operator for a new one.")
-    if row.organisation is not None and row.organisation.closed_at is not None:
-        raise _unauthorized("The organisation of this API key was closed. Ask your operator.")
-    return principal(row)
 
 
 def principal(row: KeyRow) -> Principal:

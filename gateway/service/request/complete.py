@@ -26,6 +26,7 @@ from gateway.core.openai.parts import with_media
 from gateway.core.openai.tasks.replies import reply_of, to_log
 from gateway.core.policies import grading
 from gateway.core.policies.versions import Pick
+from gateway.core.pool.models import hosted_types
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admin.sessions import Sessions
@@ -48,7 +49,14 @@ from gateway.service.ports.request import (
 )
 from gateway.service.request.admit import Admission, Policies, RequestContext, no_version
 from gateway.service.request.catalog import Catalog, Choice
-from gateway.service.request.fitting import Fitter, Held, parts_to_fetch, summarizers_of, with_able_workers
+from gateway.service.request.fitting import (
+    Fitter,
+    Held,
+    likely_tokens,
+    parts_to_fetch,
+    summarizers_of,
+    with_able_workers,
+)
 from gateway.service.request.running import Entering, Rates, Reservation, Running, overhead_ms
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
@@ -120,7 +128,7 @@ class Completer:
         asked = self._catalog.resolve(principal, chat.model, context.pool, chat.endpoint)
         choice = with_able_workers(asked, chat)
         if chat.left_out:
-            hosted = {kind for spec in choice.workers for kind in spec.hosted}
+            hosted = {kind for spec in choice.workers for kind in hosted_types(spec, chat.left_out)}
             chat = replace(chat, left_out=tuple(kind for kind in chat.left_out if kind not in hosted))
         session = None if context.session is None else await self._sessions.enter(principal.public_id, context.session)
         caps = self._sessions.narrow(policies.caps.narrow(principal.caps).narrow(context.caps), session)
@@ -148,6 +156,7 @@ class Completer:
             self._metrics.admitted(self._clock.monotonic_s() - context.arrived_s)
         running = Running(record, chat, entry, reserved)
         running.progress = context.progress
+        running.input_tokens = likely_tokens(sizes, input_bound)
         loop = self._admission.loop(context, choice, running)
         if context.kept is not None:
             running.kept = context.kept
@@ -281,7 +290,9 @@ class Completer:
         record.cost_nano = loop.tree.meter.spent_nano
         if running.error is not None:
             running.error = await self._admission.at_the_end(running.error, running.reserved, record.cost_nano)
-            record.error = running.error.body()["error"]
+            record.error = {**running.error.body()["error"], "message": running.error.in_full}
+            if running.principal.is_operators:
+                running.error.message = running.error.in_full
             record.status = record.status if record.status == "aborted" else "failed"
         else:
             record.status = "done"

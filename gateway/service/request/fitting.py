@@ -15,10 +15,12 @@ from gateway.core.money.amounts import worst_case_nano
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import MediaPart, media_parts, remote_parts
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
+from gateway.core.openai.vendors.hosts import limits_of
+from gateway.core.openai.vendors.overflow import context_exceeded
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
-from gateway.errors import BadRequest, CapReached, context_exceeded
+from gateway.errors import BadRequest, CapReached
 from gateway.service.loop.bodies import (
     OUTPUT_TOKENS_MIN,
     UNCOUNTED_BYTES_MAX,
@@ -53,14 +55,16 @@ def asked_workers(asked: Choice | Loop) -> list[WorkerSpec]:
 
 
 def parts_to_fetch(messages: Sequence[Mapping[str, Any]], asked: Choice | Loop) -> tuple[MediaPart, ...]:
-    """The parts by URL that Baton fetches: all of them, but for images where every worker that may answer fetches them
-    itself."""
+    """The parts by URL that Baton fetches: all of them, but for images, and with Anthropic's models files, that every
+    worker that may answer fetches itself."""
     remote = remote_parts(messages)
     if not remote:
         return ()
     workers = asked_workers(asked)
-    theirs = bool(workers) and all(spec.fetches for spec in workers)
-    return tuple(part for part in remote if part.kind != "image" or not theirs)
+    kinds = {"image", "file"} if workers else set()
+    for spec in workers:
+        kinds &= {"image", "file"} if spec.speaks_messages else {"image"} if spec.fetches else set()
+    return tuple(part for part in remote if part.kind not in kinds)
 
 
 async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, bytes_bound: int, caps: Caps) -> Sizes:
@@ -74,6 +78,13 @@ async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, 
         return {spec.name: size for spec in workers}
     body = {"messages": chat.messages, **chat.params} if chat.endpoint == "chat" else chat.params
     return {spec.name: await counted_size(tokens, spec, body) for spec in workers}
+
+
+def likely_tokens(sizes: Sizes, bytes_bound: int) -> int:
+    """About how many tokens the request's prompt has: the most that was counted for a worker, else what its size in
+    bytes makes of text."""
+    counted = [size.tokens for size in sizes.values() if size.context_tokens is not None]
+    return max(counted, default=bytes_bound // BYTES_PER_TOKEN)
 
 
 def _fits(spec: WorkerSpec, bytes_bound: int, caps: Caps, chat: ChatRequest) -> bool:
@@ -148,15 +159,16 @@ def without(choice: Choice, held: Held) -> Choice:
 
 
 def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
-    """The choice without the workers that cannot take what the request holds (images, tools, …), and without tool
-    workers where only a model's reply can have what it asks for. Raises BadRequest where no model is left."""
+    """The choice without the workers that cannot take what the request holds (images, tools, …) or so many of it, and
+    without tool workers where only a model's reply can have what it asks for. Raises BadRequest where no model is
+    left."""
     needs, needs_model = chat.needs.difference(PREFERENCES), chat.needs_model
     if not needs and not needs_model:
         return choice
     checker = choice.planner.checker if isinstance(choice.planner, CheckedRouter) else None  # its reply is no answer
     # What the request holds and a worker cannot take, by the worker's name.
     lacks = {
-        spec.name: needs_model if spec.kind == "tool" else needs & frozenset(spec.cannot)
+        spec.name: needs_model if spec.kind == "tool" else needs & {*spec.cannot, *limits_of(spec).over(chat.params)}
         for spec in choice.workers
         if spec.name != checker
     }
@@ -171,6 +183,10 @@ def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     what = min(min(names) for name, names in lacks.items() if names and named in (None, name))
     where = next((part.where for part in media_parts(chat.messages) if part.kind == what), what)
     whom = "no worker that this key may use here takes" if named is None else f"worker {named} does not take"
+    over = [most for spec in choice.workers if (most := limits_of(spec).over(chat.params).get(what)) is not None]
+    if over and not any(what in spec.cannot for spec in choice.workers if named in (None, spec.name)):
+        problem = f"{whom} {len(chat.params[what])} `{what}`: the limit is {max(over)}"
+        raise BadRequest(problem, param=where, code="array_above_max_length")
     raise BadRequest(f"{whom} `{what}`", param=where, code="unsupported_parameter")
 
 

@@ -16,7 +16,7 @@ from gateway.core.anthropic.events import MessageEvents
 from gateway.core.anthropic.reply import MessageHead, error_body
 from gateway.core.anthropic.request import MessageNames
 from gateway.core.money.amounts import nano_to_usd
-from gateway.core.openai.reply import DONE, TextChoice, chunk, json_bytes, sse, usage_json
+from gateway.core.openai.reply import DONE, TextChoice, choice_facts, chunk, json_bytes, sse, usage_json
 from gateway.core.openai.responses.events import Events
 from gateway.core.openai.responses.reply import Head
 from gateway.core.openai.responses.request import ParamNames
@@ -102,6 +102,7 @@ class ChatFrames(Comments):
         self._begun: set[int] = set()
         self._around: dict[int, tuple[bytes, bytes, Mapping[str, str]]] = {}  # the text of a choice: frame, facts
         self._answers = False  # whether a piece of a worker's reply was sent
+        self._told: dict[str, Any] = {}  # lists and objects that the reply says of itself: each goes once
 
     def note(self, event: Mapping[str, Any]) -> list[bytes]:
         """A comment, or a delta of reasoning before the reply where the client wants that."""
@@ -123,15 +124,17 @@ class ChatFrames(Comments):
             return [frame]
         frames: list[bytes] = []
         for choice in choices:
-            index = choice.get("index", 0)
-            delta = {name: value for name, value in (choice.get("delta") or {}).items() if value is not None}
-            delta.pop("role", None)
+            index, facts = choice.get("index", 0), choice_facts(choice)
+            raw = choice.get("delta") or {}
+            delta = {name: value for name, value in raw.items() if value is not None and name != "role"}
             self._answers = True
-            frames += self._opening(index)
-            if any(value not in ("", []) for value in delta.values()) or choice.get("logprobs"):
-                frames.append(self._frame([{"index": index, "delta": delta, "logprobs": choice.get("logprobs")}]))
-            if choice.get("finish_reason"):
-                frames.append(self._frame([{"index": index, "delta": {}, "finish_reason": choice["finish_reason"]}]))
+            frames += self._opening(index, "" if "content" in delta or not raw.keys() - {"role"} else None)
+            logprobs, reason = choice.get("logprobs"), choice.get("finish_reason")
+            if any(value not in ("", []) for value in delta.values()) or logprobs or (facts and not reason):
+                frames.append(self._frame([{**facts, "index": index, "delta": delta, "logprobs": logprobs}]))
+                facts = {}
+            if reason:
+                frames.append(self._frame([{**facts, "index": index, "delta": {}, "finish_reason": reason}]))
         return frames
 
     def _text_frame(self, choice: Mapping[str, Any]) -> bytes | None:
@@ -143,7 +146,7 @@ class ChatFrames(Comments):
             index, text = piece
         else:
             return None
-        if not text or index not in self._begun or self._running.chat.obfuscate:
+        if not text or index not in self._begun or self._running.chat.obfuscate or self._untold():
             return None
         around = self._around.get(index)
         if around is None or around[2] != self._running.reply_facts:
@@ -165,12 +168,17 @@ class ChatFrames(Comments):
         last["usage"] = usage_json(running.usage)
         return [sse(last | _cost(running)), story, DONE]
 
-    def _opening(self, index: int) -> list[bytes]:
-        """The first frame of a choice, which has its role."""
+    def _opening(self, index: int, content: str | None = "") -> list[bytes]:
+        """The first frame of a choice, which has its role. Its content is null where the reply begins with a call."""
         if index in self._begun:
             return []
         self._begun.add(index)
-        return [self._frame([{"index": index, "delta": {"role": "assistant", "content": "", "refusal": None}}])]
+        return [self._frame([{"index": index, "delta": {"role": "assistant", "content": content, "refusal": None}}])]
+
+    def _untold(self) -> dict[str, Any]:
+        """The lists and objects that the reply says of itself and that did not go yet."""
+        facts = self._running.reply_facts
+        return {name: facts[name] for name in facts if _is_large(facts[name]) and self._told.get(name) != facts[name]}
 
     def _frame(self, choices: Sequence[Mapping[str, Any]]) -> bytes:
         self.begun = True
@@ -184,7 +192,9 @@ class ChatFrames(Comments):
             created_s=record.created_us // 1_000_000,
             model=self._running.chat.model,
         )
-        body |= self._running.reply_facts
+        untold = self._untold()
+        self._told |= untold
+        body |= {name: value for name, value in self._running.reply_facts.items() if not _is_large(value)} | untold
         if self._running.chat.obfuscate:
             body["obfuscation"] = _padding()
         if self._running.chat.include_usage:
@@ -312,6 +322,10 @@ class MessageFrames(Comments):
             return []
         self.begun = True
         return list(map(event_frame, self._events.open()))
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, list | dict)
 
 
 def _piece_of_text(choice: Mapping[str, Any]) -> tuple[int, str] | None:

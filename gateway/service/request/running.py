@@ -204,7 +204,8 @@ class Running:
         self.body: dict[str, Any] | None = None
         self.error: BatonError | None = None
         self.usage = Usage()
-        self.reply_facts: dict[str, str] = {}  # `service_tier`, `system_fingerprint` of the reply
+        self.input_tokens = 0  # of its prompt, by estimate
+        self.reply_facts: dict[str, Any] = {}  # what the reply says of itself
         self.finished = asyncio.Event()
         self.work: asyncio.Task[Any] | None = None  # what `cancel` stops; None before and after it
         self._items: deque[StreamItem] = deque()
@@ -340,7 +341,8 @@ def reply_headers(record: RolloutRecord, standing: str = "") -> dict[str, str]:
     if by := record.caps.get("capped_by"):
         headers["x-baton-capped-by"] = by
     if record.steps and (lowered := record.steps[-1].lowered):
-        headers["x-baton-lowered"] = f"max_tokens={lowered['max_tokens']}, asked={lowered['asked']}, by={lowered['by']}"
+        names = [name for name in ("max_tokens", "asked", "by", "budget_tokens") if name in lowered]
+        headers["x-baton-lowered"] = ", ".join(f"{name}={lowered[name]}" for name in names)
     if cut := [(step.step, attempt.cut) for step in record.steps for attempt in step.attempts if attempt.cut]:
         index, parts = cut[-1]
         headers["x-baton-cut"] = ", ".join(

@@ -346,8 +346,7 @@ def _require(settings: LossSettings, reference: Tensor | None, entropy: Tensor |
 def loss_mask(present: Tensor, decisions: Tensor, live: Tensor, *, decisions_only: bool = False) -> Tensor:
     """Tokens that train [B, T] bool: `present` [B, T] is not padding, `decisions` [B, T] is not task text (used where
     `decisions_only`), `live` [B] is false for rows without advantage, so they do not dilute the mean."""
-    chosen = present & decisions if decisions_only else present
-    return chosen & live.unsqueeze(-1)
+    return (present & decisions if decisions_only else present) & live.unsqueeze(-1)
 
 
 def log_ratio(logprobs: Tensor, base: Tensor, mask: Tensor) -> Tensor:
@@ -374,9 +373,10 @@ def fresh_mask(ratio_log: Tensor, mask: Tensor, staleness_max: float) -> Tensor:
 
 def k3_kl(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     """Schulman's k3 estimate a token [B, T] of KL(π‖reference) for tokens sampled from π: e^−x + x − 1 ≥ 0 with
-    x = log π/reference; 0 where masked out."""
+    x = log π/reference; 0 where masked out. Below −LOG_RATIO_MAX it follows its tangent: a constant would push away."""
     ratio_log = log_ratio(logprobs, reference, mask)
-    return torch.expm1(-ratio_log.clamp_min(-LOG_RATIO_MAX)) + ratio_log
+    beyond = torch.where(ratio_log < -LOG_RATIO_MAX, -ratio_log - LOG_RATIO_MAX, 0.0) * math.exp(LOG_RATIO_MAX)
+    return torch.expm1(-ratio_log.clamp_min(-LOG_RATIO_MAX)) + ratio_log + beyond
 
 
 def token_mean(values: Tensor, mask: Tensor, token_count: int | None = None) -> Tensor:

@@ -82,3 +82,24 @@ def test_an_event_of_one_line_has_the_same_bound() -> None:
     assert SseParser(100).feed(b"data: " + b"x" * 94 + b"\n\n") == [SseEvent("x" * 94)]
     with pytest.raises(SseError):
         SseParser(99).feed(b"data: " + b"x" * 94 + b"\n\n")
+
+
+def test_a_byte_order_mark_before_the_first_event_is_skipped_wherever_it_is_cut() -> None:
+    stream = b'\xef\xbb\xbfdata: {"a": 1}\n\ndata: {"b": 2}\n\n'
+    for cut in range(len(stream) + 1):
+        parser = SseParser(100)
+        events = [*parser.feed(stream[:cut]), *parser.feed(stream[cut:]), *parser.end()]
+        assert events == [SseEvent('{"a": 1}'), SseEvent('{"b": 2}')], cut
+    assert SseParser(100).feed_to(len, stream) == [8, 8]
+
+
+def test_a_mark_behind_the_first_bytes_is_text() -> None:
+    assert SseParser(100).feed("data: \ufeffx\n\n".encode()) == [SseEvent("\ufeffx")]
+
+
+@pytest.mark.parametrize("empty", [b"data:\n\n", b"data: \n\n", b"data:  \r\n\r\n", b"event: ping\ndata:\n\n", b"\n\n"])
+def test_an_event_without_text_is_skipped(empty: bytes) -> None:
+    stream = b"data: one\n\n" + empty + b"data: two\n\n"
+    assert SseParser(100).feed(stream) == [SseEvent("one"), SseEvent("two")]
+    parser = SseParser(100)
+    assert [event for byte in stream for event in parser.feed(bytes([byte]))] == [SseEvent("one"), SseEvent("two")]

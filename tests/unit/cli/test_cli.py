@@ -59,6 +59,7 @@ def test_the_commands_are_these() -> None:
         "migrate",
         "backup",
         "restore",
+        "journal",
         "keys",
         "orgs",
         "credits",

@@ -30,6 +30,7 @@ def failed(error: str, status: int | None = None, **attempt: Any) -> dict[str, A
         (failed("invalid_structured_output"), 1),
         (failed("upstream_refused", 400), 0),
         (failed("context_length_exceeded", 400), 0),
+        (failed("context_length_exceeded", 500), 0),
         (failed("upstream_rate_limited", 429), 0),
         (failed("cap_reached"), 0),
         (failed("deadline_exceeded"), 0),

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import completion_create_params as openai_types
 
-from gateway.core.openai.chat import FIELDS, ROLES, ChatRequest, parse_request
+from gateway.core.openai.chat import FIELDS, ROLES, STOPS_MAX, ChatRequest, parse_request
+from gateway.core.openai.options import NAME_CHARS_MAX, TOOLS_MAX
 from gateway.core.openai.shapes import REFUSED, REFUSED_PREFIXES
 from gateway.core.pool.workers import Capability
 from gateway.errors import BadRequest
@@ -57,7 +58,8 @@ VALUES: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         (False, WRONG)]),
     "presence_penalty": ([-2, 2, 0.5], [(-2.1, "decimal_below_min_value"), (NAN, WRONG), ("0", WRONG)]),
     "seed": ([0, -(2**63), 2**63 - 1], [(2**63, "integer_above_max_value"), (1.0, WRONG), (True, WRONG)]),
-    "stop": (["END", ["a"], ["a", "b", "c", "d"]], [([], "empty_array"), (["a"] * 5, "array_above_max_length"),
+    "stop": (["END", ["a"], ["a", "b", "c", "d"]], [([], "empty_array"),
+        (["a"] * (STOPS_MAX + 1), "array_above_max_length"),
         ([1], WRONG), (1, WRONG), ({}, WRONG)]),
     "logprobs": ([True, False], [(1, WRONG), ("true", WRONG)]),
     "top_logprobs": ([0, 20], [(-1, "integer_below_min_value"), (21, "integer_above_max_value"), (2.0, WRONG)]),
@@ -65,11 +67,12 @@ VALUES: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         ({"1": NAN}, WRONG), ([], WRONG), ({str(i): 0 for i in range(4097)}, "object_above_max_properties"),
         ({"hello": 1}, "invalid_value")]),
     "response_format": ([{"type": "text"}, {"type": "json_object"}], [("text", WRONG), ([], WRONG)]),
-    "tools": ([[TOOL], [TOOL] * 128], [([], "empty_array"), ([TOOL] * 129, "array_above_max_length"),
+    "tools": ([[TOOL], [TOOL] * TOOLS_MAX], [([], "empty_array"), ([TOOL] * (TOOLS_MAX + 1), "array_above_max_length"),
         (["search"], WRONG), ({}, WRONG)]),
     "tool_choice": (["none", "auto", "required", TOOL], [("any", "invalid_value"), (1, WRONG), ([], WRONG)]),
     "parallel_tool_calls": ([True, False], [(1, WRONG), ("yes", WRONG)]),
-    "functions": ([[{"name": "f"}]], [([{"name": "f"}] * 129, "array_above_max_length"), (["f"], WRONG), ({}, WRONG)]),
+    "functions": ([[{"name": "f"}]], [([{"name": "f"}] * (TOOLS_MAX + 1), "array_above_max_length"), (["f"], WRONG),
+        ({}, WRONG)]),
     "function_call": (["auto", {"name": "f"}], [(1, WRONG), ("f", "invalid_value")]),
     "reasoning_effort": (["none", "minimal", "low", "medium", "high", "xhigh", "max"], [("huge", "invalid_value"),
         (1, WRONG)]),
@@ -136,7 +139,8 @@ def test_a_pool_file_can_say_of_each_property_for_workers_that_it_is_not_taken()
 def test_good_values_go_where_the_table_says(name: str) -> None:
     for value in VALUES[name][0]:
         chat = parse(**{**BESIDE.get(name, {}), name: value})
-        assert (name in chat.params) is (FIELDS[name][0] == "last")
+        is_bought = name == "service_tier" and value not in ("auto", "default")
+        assert (name in chat.params) is (FIELDS[name][0] == "last" or is_bought)
         if name in chat.params:
             assert chat.params[name] == value
         assert chat.dropped == ()
@@ -338,7 +342,7 @@ def test_good_messages_pass_untouched() -> None:
         ({"tools": [{"type": "mcp"}]}, "tools[0].type", "invalid_value"),
         ({"tools": [TOOL, {"type": "function", "function": {"name": "no spaces"}}]}, "tools[1].function.name",
             "invalid_value"),
-        ({"tools": [{"type": "function", "function": {"name": "n" * 65}}]}, "tools[0].function.name",
+        ({"tools": [{"type": "function", "function": {"name": "n" * (NAME_CHARS_MAX + 1)}}]}, "tools[0].function.name",
             "string_above_max_length"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
             "tools[0].function.parameters", "invalid_type"),

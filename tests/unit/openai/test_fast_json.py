@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -82,8 +81,8 @@ def test_a_body_that_is_no_json_is_refused(data: bytes) -> None:
 
 
 def test_a_body_keeps_its_numbers_and_its_last_duplicate() -> None:
-    data = bytearray(b'{"a":1,"seed":123456789012345678901234567890,"x":1e400,"a":2.0,"emoji":"\\ud83d\\ude00"}')
-    assert same(decode_json(data), {"a": 2.0, "seed": 123456789012345678901234567890, "x": math.inf, "emoji": "😀"})
+    data = bytearray(b'{"a":1,"seed":123456789012345678901234567890,"a":2.0,"emoji":"\\ud83d\\ude00"}')
+    assert same(decode_json(data), {"a": 2.0, "seed": 123456789012345678901234567890, "emoji": "😀"})
     assert not data
 
 
@@ -105,3 +104,9 @@ def test_what_clients_get_is_json_without_nonfinite_numbers(value: Any) -> None:
     data = json_bytes(value)
     plain = json.loads(data, parse_constant=refuse)
     assert same(plain, json.loads(json.dumps(value), parse_constant=lambda _: None))
+
+
+@pytest.mark.parametrize("number", [b"1e400", b"-1e400", b"NaN", b"-Infinity"])
+def test_a_body_has_no_number_beyond_a_double(number: bytes) -> None:
+    with pytest.raises(BadRequest, match="could not parse"):
+        decode_json(bytearray(b'{"a":' + number + b"}"))

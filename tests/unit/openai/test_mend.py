@@ -113,6 +113,45 @@ STREAMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"tool_calls": [{"index": 0, **call("f", "{}", id="a")}]},
         {"tool_calls": [{"index": 0, **call("g", "{}", id="b")}]},
     ],
+    "with the name in each piece": [
+        {"tool_calls": [{"index": 0, **call("f", "{", id="a")}]},
+        {"tool_calls": [{"index": 0, **call("f", "}", id="a")}]},
+        {"tool_calls": [{"index": 1, **call("g", "", id="b")}]},
+        {"tool_calls": [{"index": 1, **call("g", "{}", id="b")}]},
+    ],
+    "with another id in each piece": [
+        {"tool_calls": [{"index": 0, **call("f", "", id="a")}]},
+        {"tool_calls": [{"index": 0, "id": "c", "function": {"arguments": "{"}}]},
+        {"tool_calls": [{"index": 0, **call("f", "}", id="d")}]},
+        {"tool_calls": [{"index": 1, **call("g", "{}", id="b")}]},
+    ],
+    "with another id and without index": [
+        {"tool_calls": [call("f", "{", id="a")]},
+        {"tool_calls": [{"id": "c", "function": {"arguments": "}"}}]},
+        {"tool_calls": [call("g", "{}", id="b")]},
+    ],
+    "with one id": [
+        {"tool_calls": [{"index": 0, **call("f", "{", id="a")}]},
+        {"tool_calls": [{"index": 1, **call("g", "{", id="a")}]},
+        {"tool_calls": [{"index": 0, "id": "a", "function": {"arguments": "}"}}]},
+        {"tool_calls": [{"index": 1, "id": "a", "function": {"arguments": "}"}}]},
+    ],
+    "all at index 0 without id": [
+        {"tool_calls": [{"index": 0, **call("f", "{")}, {"index": 0, "function": {"arguments": "}"}}]},
+        {"tool_calls": [{"index": 0, **call("g", "{}")}]},
+    ],
+    "with the name in parts": [
+        {"tool_calls": [{"index": 0, **call("", "", id="a")}]},
+        {"tool_calls": [{"index": 0, **call("f", "")}]},
+        {"tool_calls": [{"index": 0, **call("f", "{}")}]},
+        {"tool_calls": [{"index": 1, **call("g", "{}", id="b")}]},
+    ],
+    "with empty names": [
+        {"tool_calls": [{"index": 0, **call("f", "{", id="a")}]},
+        {"tool_calls": [{"index": 0, "id": "", "function": {"name": "", "arguments": "}"}}]},
+        {"tool_calls": [{"index": 1, **call("g", "{}", id="b")}]},
+        {"tool_calls": [{"index": 1, "id": None, "function": {"name": None, "arguments": ""}}]},
+    ],
     "from index 1": [
         {"tool_calls": [{"index": 1, **call("f", "{}", id="a")}]},
         {"tool_calls": [{"index": 3, **call("g", "{}", id="b")}]},
@@ -196,8 +235,10 @@ def test_a_streams_state_is_marked_once() -> None:
         ),
         ([{"type": "thinking", "thinking": "hm"}], {"content": None, "reasoning_content": "hm"}),
         ([], {"content": None}),
-        (["a", None], {"content": None}),
-        ({"text": "a"}, {"content": None}),
+        (["a", None, "b"], {"content": "ab"}),
+        ({"type": "text", "text": "a"}, {"content": "a"}),
+        ({"text": "a", "n": [1]}, {"content": '{"text": "a", "n": [1]}'}),
+        (3, {"content": "3"}),
     ],
 )
 def test_content_in_parts_becomes_text(content: Any, mended: dict[str, Any]) -> None:
@@ -234,3 +275,74 @@ def test_a_custom_call_that_is_cut_keeps_what_came() -> None:
     built.add(mender.chunk({"choices": [{"delta": {"tool_calls": [first]}}]})["choices"])
     built.add(mender.chunk({"choices": [{"delta": {}, "finish_reason": "length"}]})["choices"])
     assert built.body()["choices"][0]["message"]["tool_calls"][0]["custom"]["input"] == '{"input": "ab'
+
+
+def test_two_calls_of_one_tool_under_one_index_stay_two() -> None:
+    piece = {"index": 0, **call("f", '{"q": "a"}')}
+    _, message = joined({"tool_calls": [piece]}, {"tool_calls": [{"index": 0, **call("f", '{"q": "b"}')}]})
+    calls = message["tool_calls"]
+    assert [one["function"]["arguments"] for one in calls] == ['{"q": "a"}', '{"q": "b"}']
+    assert calls[0]["id"] != calls[1]["id"]
+
+
+@pytest.mark.parametrize("arguments", ["", None])
+def test_a_call_without_arguments_has_an_object_of_none(arguments: Any) -> None:
+    [mended] = whole({"tool_calls": [call(arguments=arguments, id="c")]})["message"]["tool_calls"]
+    assert mended["function"]["arguments"] == "{}"
+    mender, built = Mender(ORIGIN), ReplyBuilder()
+    for choice in (
+        {"delta": {"tool_calls": [{"index": 0, **call("f", arguments, id="c")}]}},
+        {"delta": {"tool_calls": [{"index": 1, **call("g", '{"a": 1}', id="d")}]}},
+        {"delta": {}, "finish_reason": "tool_calls"},
+    ):
+        built.add(mender.chunk({"choices": [choice]})["choices"])
+    calls = built.body()["choices"][0]["message"]["tool_calls"]
+    assert [one["function"]["arguments"] for one in calls] == ["{}", '{"a": 1}']
+
+
+def test_equal_ids_become_two() -> None:
+    calls = whole({"tool_calls": [call(id="a"), call(id="a"), call(id="functions.f:0"), call(id="functions.f:0")]})
+    ids = [one["id"] for one in calls["message"]["tool_calls"]]
+    assert ids[0] == "a"
+    assert len(set(ids)) == 4
+
+
+FORCED = {"tools": [], "tool_choice": {"type": "function", "function": {"name": "f"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "params", "reason", "mended"),
+    [
+        ({"tool_calls": [call(id="c")]}, {"tools": []}, "stop", "tool_calls"),
+        ({"tool_calls": [call(id="c")]}, {"tools": []}, "end_turn", "tool_calls"),
+        ({"tool_calls": [call(id="c")]}, {"tools": []}, "length", "length"),
+        ({"tool_calls": [call(id="c")]}, FORCED, "stop", "stop"),  # as OpenAI ends a call that was asked for by name
+        ({"tool_calls": [call(id="c")]}, FORCED, "tool_calls", "tool_calls"),
+        ({"content": "x"}, {"tools": []}, "stop", "stop"),
+        ({"function_call": {"name": "f", "arguments": "{}"}}, {"functions": []}, "stop", "function_call"),
+        ({"function_call": {"name": "f", "arguments": "{}"}}, {"tools": []}, "function_call", "tool_calls"),
+    ],
+)
+def test_a_reply_with_calls_does_not_just_stop(
+    fields: dict[str, Any], params: dict[str, Any], reason: str, mended: str
+) -> None:
+    body = {"choices": [{"message": {"role": "assistant", "content": None, **fields}, "finish_reason": reason}]}
+    assert Mender(ORIGIN, params=params).body(body)["choices"][0]["finish_reason"] == mended
+    mender = Mender(ORIGIN, params=params)
+    mender.chunk({"choices": [{"delta": fields}]})
+    last = mender.chunk({"choices": [{"delta": {}, "finish_reason": reason}]})
+    if "function_call" not in fields or "tools" in params:
+        assert last["choices"][0]["finish_reason"] == mended
+
+
+def test_a_call_in_the_older_form_is_a_tools_where_tools_were_sent() -> None:
+    message = {"content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}}
+    body = {"choices": [{"message": message, "finish_reason": "function_call"}]}
+    [mended] = Mender(ORIGIN, params={"tools": []}).body(body)["choices"][0]["message"]["tool_calls"]
+    assert mended["function"] == message["function_call"]
+    mender, built = Mender(ORIGIN, params={"tools": []}), ReplyBuilder()
+    for piece in ({"name": "f", "arguments": ""}, {"arguments": '{"a":'}, {"arguments": " 1}"}):
+        built.add(mender.chunk({"choices": [{"delta": {"function_call": piece}}]})["choices"])
+    [streamed] = built.body()["choices"][0]["message"]["tool_calls"]
+    assert streamed["function"] == message["function_call"]
+    assert Mender(ORIGIN).body(body)["choices"][0]["message"]["function_call"] == message["function_call"]

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.money.amounts import Usage
+from gateway.core.openai.body import replace_nonfinite
 from gateway.core.openai.reply import (
     ReplyBuilder,
     chunk,
     chunks_of,
     completion,
     read_text,
-    replace_nonfinite,
     reply_text,
     usage_json,
 )

@@ -98,7 +98,10 @@ def test_reasoning_models_bound_completion_tokens(model: str, newer: bool) -> No
         ({"url": "https://api.openai.com/v1"}, ()),
         ({"url": "https://x.openai.azure.com/v1", "takes": ("top_k",)}, ("top_k",)),
         ({"url": "https://openrouter.ai/api/v1"}, OPENROUTER),
-        ({"kind": "litellm", "model": "anthropic/claude-haiku-4-5"}, ("top_k", "thinking")),
+        (
+            {"kind": "litellm", "model": "anthropic/claude-haiku-4-5"},
+            ("top_k", "thinking", "output_config", "cache_control", "context_management"),
+        ),
         ({"kind": "litellm", "model": "mistral/large"}, ()),
     ],
 )

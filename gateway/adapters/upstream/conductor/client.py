@@ -31,6 +31,7 @@ from gateway.adapters.upstream.conductor.stream import (
 )
 from gateway.adapters.upstream.http1.connection import HungUp
 from gateway.adapters.upstream.http1.pool import Http1Reply
+from gateway.adapters.upstream.reach.ways import Way
 from gateway.adapters.upstream.replies import HttpxReply, transport_error
 from gateway.adapters.upstream.sse import DONE, SseError, SseEvent, SseParser
 from gateway.core.loop.plan import portable_schema
@@ -71,6 +72,7 @@ class HttpConductor(Conductor):
         cannot: Collection[str] = (),
         breaker: Breaker | None = None,
         client: httpx.AsyncClient | None = None,
+        way: Way | None = None,
     ) -> None:
         if structured not in get_args(Structured):
             raise ValueError(f"structured is {structured!r}, not one of {get_args(Structured)}")
@@ -82,6 +84,7 @@ class HttpConductor(Conductor):
         self._text_bytes_max = text_bytes_max
         self._breaker = breaker or Breaker()
         self._client = client or http_client()
+        self._extensions = {"way": way}
         self._params = dict(params or {})
         self._refused: set[str] = ({"logprobs"} if not logprobs else set()) | ({*DROPPABLE, "max_tokens"} & set(cannot))
         if "max_completion_tokens" in self._params:
@@ -108,7 +111,8 @@ class HttpConductor(Conductor):
         """The server's description of the live version: {"id", "owned_by", **manifest}. Raises ConductorError."""
         timeout_s = min(PROBE_TIMEOUT_S, self._timeout_s)
         async with _transport(asyncio.get_running_loop().time() + timeout_s):
-            request = self._client.build_request("GET", f"{self._base_url}/models", headers=self._headers)
+            url, more = f"{self._base_url}/models", self._extensions
+            request = self._client.build_request("GET", url, headers=self._headers, extensions=more)
             response = HttpxReply(await self._client.send(request, stream=True))
             try:
                 body = await _bounded(response, EVENT_BYTES_MAX)
@@ -183,7 +187,7 @@ class HttpConductor(Conductor):
         headers = {**headers, **self._headers, "content-type": JSON, "user-agent": "baton"}
         if isinstance(self._client, PooledClient):
             parsed = endpoint_url(self._base_url, "chat/completions")
-            return await self._client.connections().post(parsed, headers, content, until_s)
+            return await self._client.ask(parsed, headers, content, until_s, self._extensions["way"])
         url = f"{self._base_url}/chat/completions"
         request = self._client.build_request("POST", url, content=content, headers=headers)
         return HttpxReply(await self._client.send(request, stream=True))

@@ -142,6 +142,7 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._is_dirty = True
             self._fail(f"no reply in HTTP: {error}")
+            self._wake()  # where the reply was whole before, the bytes behind it do not matter
             self.close()
             return
         if not self._has_head:

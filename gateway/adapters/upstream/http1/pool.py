@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -11,8 +12,11 @@ from typing import NamedTuple
 
 import aiohttp
 import yarl
+from aiohappyeyeballs import start_connection
 
 from gateway.adapters.upstream.http1.connection import Connection
+
+HEAD_START_S = 0.25  # of an address before the next is tried beside it, as in aiohttp
 
 
 class NotConnected(OSError):
@@ -154,9 +158,11 @@ class ConnectionPool:
     async def _connected(self, origin: Origin) -> Connection:
         connection = Connection(self._open.discard)
         tls = self._tls if origin.is_secure else None
+        name = origin.host if origin.is_secure else None
         try:
             async with asyncio.timeout(self._connect_s):
-                await self._loop.create_connection(lambda: connection, origin.host, origin.port, ssl=tls)
+                sock = await self._socket(origin)
+                await self._loop.create_connection(lambda: connection, sock=sock, ssl=tls, server_hostname=name)
         except ssl.SSLError:
             raise
         except TimeoutError:
@@ -166,6 +172,16 @@ class ConnectionPool:
         if not connection.is_closed:
             self._open.add(connection)
         return connection
+
+    async def _socket(self, origin: Origin) -> socket.socket:
+        """A connected socket: of several addresses that which answers first, a head start apart (RFC 8305). Raises
+        OSError."""
+        addresses = await self._loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        if not addresses:
+            raise OSError("the name has no address")
+        sock = await start_connection(addresses, happy_eyeballs_delay=HEAD_START_S, interleave=1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
 
     def _sweep(self) -> None:
         """Close what has been idle for long."""

@@ -16,12 +16,15 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import mcp_types as types
 from mcp import Client, MCPError
 
 from gateway.adapters.upstream.mcp.transports import LINE_CHARS_MAX, Program, http_transport
+from gateway.adapters.upstream.reach.ways import Way
 from gateway.core.pool.tools import ListedTool, Offer, Tool, ToolSpec, offer_of
 from gateway.core.pool.workers import WorkerSpec, is_reference
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
@@ -43,13 +46,13 @@ log = logging.getLogger("gateway")
 class Server:
     """The connection to the server of one worker. Start it in the thread of the event loop."""
 
-    def __init__(self, spec: WorkerSpec, secrets: Mapping[str, str]) -> None:
+    def __init__(self, spec: WorkerSpec, secrets: Mapping[str, str], way: Way | None = None) -> None:
         self.name = spec.name
         self.problem = "it has not answered yet"  # why nothing is offered; empty where it is connected
         self.offer = Offer()
         self.spawns = 0  # connections so far
         self._wanted: Mapping[str, ToolSpec] = spec.tools
-        self._url, self._key = spec.url, secrets.get(spec.name)
+        self._url, self._key, self._way = spec.url, secrets.get(spec.name), way
         env = {
             name: secrets.get(f"{spec.name} {name}", "") if is_reference(value) else value
             for name, value in spec.env.items()
@@ -170,7 +173,8 @@ class Server:
         self.problem = self._why(None)
 
     def _open(self, info: types.Implementation) -> Client:
-        transport = self._program.transport() if self._program else http_transport(self._url or "", self._key)
+        by_url = partial(http_transport, self._url or "", self._key, self._way)
+        transport = self._program.transport() if self._program else by_url()
         return Client(transport, client_info=info, cache=None, message_handler=self._hear)
 
     async def _hear(self, message: Any) -> None:
@@ -269,10 +273,12 @@ def _size(data: str) -> int:
 
 
 class Servers:
-    """The servers of one pool file, by worker name."""
+    """The servers of one pool file, by worker name. `ways`: how those with a URL are reached."""
 
-    def __init__(self, specs: Sequence[WorkerSpec], secrets: Mapping[str, str]) -> None:
-        self._servers = {spec.name: Server(spec, secrets) for spec in specs}
+    def __init__(
+        self, specs: Sequence[WorkerSpec], secrets: Mapping[str, str], ways: Mapping[str, Way] = MappingProxyType({})
+    ) -> None:
+        self._servers = {spec.name: Server(spec, secrets, ways.get(spec.name)) for spec in specs}
 
     async def start(self) -> None:
         """Connect to all of them; return when each has answered or failed, after WAIT_S at most."""

@@ -27,6 +27,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
+from gateway.adapters.upstream.reach.ways import Way
+
 LEASH = Path(__file__).resolve().parents[2] / "host" / "leash.py"
 LINE_BYTES_MAX = 4 << 20  # of one message of a program
 REPLY_BYTES_MAX = 4 << 20  # of one reply over HTTP
@@ -171,10 +173,11 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 @asynccontextmanager
-async def http_transport(url: str, key: str | None) -> AsyncIterator[tuple[Any, Any]]:
+async def http_transport(url: str, key: str | None, way: Way | None = None) -> AsyncIterator[tuple[Any, Any]]:
     """The streams of a server over streamable HTTP. `key`: sent as a bearer token."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    bounded = BoundedTransport(httpx2.AsyncHTTPTransport())
+    proxy = httpx2.Proxy(str(way.proxy), headers=way.headers(tunnels=True)) if way and way.proxy else None
+    bounded = BoundedTransport(httpx2.AsyncHTTPTransport(verify=way.tls if way else True, proxy=proxy))
     timeout = httpx2.Timeout(CONNECT_S, read=None)  # a call is bounded by its own time
     async with (
         httpx2.AsyncClient(headers=headers, timeout=timeout, transport=bounded, trust_env=False) as client,

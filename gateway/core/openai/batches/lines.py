@@ -19,6 +19,7 @@ LINES_MAX = 50_000
 ERRORS_MAX = 100
 CUSTOM_ID_CHARS_MAX = 512
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
+BROKEN = ("internal_error", "This request met an error of the gateway each time it was tried.")
 CANCELLED = ("batch_cancelled", "This request was not executed because the batch was cancelled.")
 
 

@@ -21,6 +21,7 @@ from gateway.core.openai.chat import (
     HostedTools,
     parse_request,
 )
+from gateway.core.openai.options import TOOLS_MAX
 from gateway.core.openai.responses.items import Item, check_calls, parse_items, to_messages
 from gateway.core.openai.responses.tools import (
     NAME_CHARS_MAX,
@@ -108,7 +109,7 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
         "an integer above 0; it limits hosted tools, and Baton has none",
     ),
     "parallel_tool_calls": ("chat", *FLAG),
-    "tools": ("chat", array(0, 128), "up to 128 tools"),
+    "tools": ("chat", array(0, TOOLS_MAX), f"up to {TOOLS_MAX} tools"),
     "tool_choice": ("chat", any_of(text(64), mapping), "none, auto, required or an object"),
     "text": ("chat", mapping, "an object of `format` and `verbosity`"),
     "reasoning": ("chat", mapping, f"an object; its `effort` is one of {', '.join(EFFORTS)}"),

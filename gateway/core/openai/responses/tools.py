@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.core.openai.options import TOOLS_MAX
 from gateway.core.openai.shapes import (
     FLAG,
     FREE_TEXT,
@@ -49,7 +50,7 @@ _NAMESPACE: Properties = {
     "type": FREE_TEXT,
     "name": _NAME,
     "description": FREE_TEXT,
-    "tools": (array(0, 128), "up to 128 tools"),
+    "tools": (array(0, TOOLS_MAX), f"up to {TOOLS_MAX} tools"),
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from gateway.core.log.rollout import RolloutRecord, StepRecord
 from gateway.core.loop.replies.answers import is_refusal
 from gateway.core.openai.finish import FILTERED
+from gateway.core.openai.vendors import overflow
 from gateway.core.pool.workers import MODEL_KINDS
 
 FAULTS = ("upstream_error", "upstream_timeout", "upstream_overloaded", "upstream_protocol", "invalid_structured_output")
@@ -39,6 +40,8 @@ def _is_own_fault(step: StepRecord) -> bool:
     if last is None or last.error is None or last.error != step.error:
         return False
     status = last.upstream_status
+    if step.error == overflow.CODE:  # some servers say so with a 500
+        return False
     if status is not None:
         return status >= 500 or status in KEY_REFUSED
     return step.error in FAULTS and (last.dispatched or step.error != "upstream_timeout")
