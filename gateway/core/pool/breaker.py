@@ -13,7 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from gateway.errors import ContractMissed, UpstreamError, UpstreamInvalid, UpstreamProtocol, UpstreamTimeout
+from gateway.errors import (
+    ContractMissed,
+    UpstreamError,
+    UpstreamInvalid,
+    UpstreamProtocol,
+    UpstreamRefused,
+    UpstreamTimeout,
+)
 
 Fault = Literal[
     "failed", "overloaded", "broken", "unreachable", "forbidden", "missing", "slow", "silent", "rate_limited",
@@ -28,6 +35,7 @@ _STATUSES: Mapping[int, Fault] = {
     402: "unpaid",
     403: "forbidden",
     404: "missing",
+    407: "failed",
     408: "failed",
     429: "rate_limited",
     503: "overloaded",
@@ -106,9 +114,11 @@ def fault_of(error: UpstreamError, *, alive: bool) -> Fault | None:
     """What a failed call says against its worker; None: nothing. `alive`: while it waited, a part of its reply or of
     another one came. What the request itself caused (its content, its own short time, a lack of places here) is no
     fault of the worker."""
-    if error.upstream_status is not None:
-        fault = _STATUSES.get(error.upstream_status)
-        return "failed" if fault is None and error.upstream_status >= 500 else fault
+    status = error.upstream_status
+    if isinstance(error, UpstreamRefused):
+        return "missing" if status == 404 else None  # vendors refuse long prompts with 500, too
+    if status is not None:
+        return _STATUSES.get(status) or (None if 400 <= status < 500 else "failed")  # 200: with an error inside
     if not error.dispatched:
         return "unreachable" if type(error) is UpstreamError and error.retryable else None
     if isinstance(error, UpstreamTimeout):

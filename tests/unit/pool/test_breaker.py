@@ -76,6 +76,9 @@ def hasty() -> UpstreamTimeout:
         (UpstreamRateLimited("slow down", upstream_status=429), "rate_limited"),
         (error(529), "overloaded"),
         (error(408), "failed"),
+        (error(407), "failed"),
+        (error(302), "failed"),
+        (error(200), "failed"),  # with an error object instead of a reply
         (UpstreamProtocol("cut"), "broken"),
         (error(retryable=True), "failed"),  # an error object inside a stream
         (error(dispatched=False, retryable=True), "unreachable"),
@@ -91,6 +94,8 @@ def test_a_fault_of_the_worker_has_its_name(raised: UpstreamError, fault: Fault)
     [
         UpstreamRefused("bad body", upstream_status=400),
         UpstreamRefused("too large", upstream_status=413),
+        UpstreamRefused("the prompt is too long", upstream_status=500),
+        error(409),
         UpstreamRefused("not JSON", dispatched=False),
         UpstreamRateLimited("too many calls wait here", dispatched=False),
         UpstreamTimeout("no free place in time", dispatched=False),
