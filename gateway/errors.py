@@ -23,6 +23,7 @@ BatonError                      status  type                    code
 ├── DeadlineExceeded            504     timeout_error           deadline_exceeded
 ├── UpstreamError               502     upstream_error          (the worker failed; `retryable`, `upstream_status`)
 │   ├── UpstreamTimeout         504     upstream_error          upstream_timeout
+│   ├── UpstreamResting         503     upstream_error          worker_rests        (not asked: it keeps failing)
 │   ├── UpstreamRateLimited     429     rate_limit_error        upstream_rate_limited
 │   ├── UpstreamRefused         400     invalid_request_error   (the worker rejected the request)
 │   ├── UpstreamOverloaded      503     upstream_error          upstream_overloaded (the worker replied 503 or 529)
@@ -85,27 +86,13 @@ class BatonError(Exception):
 
 def retry_headers(wait_s: float) -> dict[str, str]:
     """Headers that say when to try again, in seconds and in milliseconds. SDKs do not retry after more than 120 s."""
-    return {
-        "retry-after": str(max(1, math.ceil(wait_s))),
-        "retry-after-ms": str(max(1, math.ceil(wait_s * 1000))),
-    }
+    return {"retry-after": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(max(1, math.ceil(wait_s * 1000)))}
 
 
 class BadRequest(BatonError):
     """A request that Baton does not accept."""
 
     status, type, code = 400, "invalid_request_error", "invalid_request"
-
-
-def context_exceeded(limit_tokens: int, tokens: int, who: str, instead: str = "") -> dict[str, Any]:
-    """The message, `param` and `code` of a prompt that is too long, in OpenAI's words: clients shorten the
-    conversation on this code. `instead`: what else helps, as the end of a sentence."""
-    problem = f"The maximum context length of {who} is {limit_tokens} tokens. However, your messages resulted in"
-    return {
-        "message": f"{problem} about {tokens} tokens. Please reduce the length of the messages{instead}.",
-        "param": "messages",
-        "code": "context_length_exceeded",
-    }
 
 
 class PlanRefused(BadRequest):
@@ -320,10 +307,16 @@ class UpstreamError(BatonError):
 
 
 class UpstreamTimeout(UpstreamError):
-    """A worker did not answer in time."""
+    """A worker did not answer in time. `hasty`: the call had less time than the worker may take."""
 
-    status, code, retryable = 504, "upstream_timeout", True
+    status, code, retryable, hasty = 504, "upstream_timeout", True, False
     kind = "timeout"
+
+
+class UpstreamResting(UpstreamError):
+    """A worker that keeps failing was not asked."""
+
+    status, code, kind = 503, "worker_rests", "rests"
 
 
 class UpstreamRateLimited(UpstreamError):

@@ -12,7 +12,8 @@ from genai_prices import calc_price
 from gateway.core.money.amounts import Usage, worst_case_nano
 from gateway.core.money.details import PLACES, details_json, sum_details
 from gateway.core.openai.vendors.usage import read_usage, usage_body
-from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash, revision_of
+from gateway.core.pool.revision import revision_of
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash
 from tests.fakes.workers import Says
 from tests.kit import Kit, ask, model_worker, plan, pool_file
 

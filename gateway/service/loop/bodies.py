@@ -36,6 +36,7 @@ from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.vendor import for_worker
 from gateway.core.openai.vendors.hosts import KnownVendor, vendor_of
 from gateway.core.openai.vendors.names import told_names, with_told_names
+from gateway.core.openai.vendors.overflow import context_exceeded
 from gateway.core.openai.vendors.roles import for_template
 from gateway.core.openai.vendors.schemas import refers, without_references
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, TOKENS_PER_TURN, declared_text, request_text
@@ -48,7 +49,7 @@ from gateway.core.pool.models import (
     vendor_params,
 )
 from gateway.core.pool.workers import Price, WorkerSpec
-from gateway.errors import CapReached, Unpriced, UpstreamRefused, context_exceeded
+from gateway.errors import CapReached, Unpriced, UpstreamRefused
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import TokenCounter
 from gateway.threads import LARGE_BYTES, beside

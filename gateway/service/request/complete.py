@@ -143,6 +143,8 @@ class Completer:
             self._metrics.dropped(len(chat.dropped))
         input_bound = input_tokens_bound(chat.messages, texts_beside(chat.params))
         choice, sizes = await self._fitter.fit(choice, chat, input_bound, caps, principal)
+        if choice.reserve:
+            choice = replace(choice, resting=self._rounds.rests.reasons(choice.reserve))
         if summarizers := summarizers_of(self._rounds.summaries, asked, choice, chat):
             choice = replace(choice, summarizers=summarizers)
         record = self._admission.record(context, choice, caps, session)

@@ -18,10 +18,11 @@ from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import MediaPart, media_parts, remote_parts
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.texts import TOKENS_DEFAULT
+from gateway.core.openai.vendors.overflow import context_exceeded
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec
-from gateway.errors import BadRequest, CapReached, context_exceeded
+from gateway.errors import BadRequest, CapReached
 from gateway.service.loop.bodies import (
     DECLARATIONS,
     OUTPUT_TOKENS_MIN,
@@ -240,8 +241,14 @@ def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Ca
     return replace(choice, workers=tuple(spec for spec in choice.workers if spec.name not in narrow))
 
 
+def held(quarantined: Held, resting: Held, workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
+    """Those of these workers that a plan should do without: in quarantine, or at rest."""
+    out = quarantined(workers)
+    return [*out, *resting([spec for spec in workers if spec not in out])] if out else resting(workers)
+
+
 def without(choice: Choice, held: Held) -> Choice:
-    """The choice without the workers that are in quarantine; they are its reserve. Unchanged where the request
+    """The choice without the workers that plans do without; the models are its reserve. Unchanged where the request
     names its workers, and where no other model is left."""
     if choice.fallback is None:
         return choice
