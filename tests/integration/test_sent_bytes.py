@@ -28,6 +28,7 @@ pytest.importorskip("litellm", reason="needs the litellm extra")
 STRUCTURE_BYTES = 64  # of a message, a part or a call: braces, and names that no model reads
 MODELS = (
     "databricks/databricks-claude-sonnet-4",
+    "azure_ai/claude-3-haiku",
     "gemini/gemini-2.5-pro",
     "gemini/gemini-1.5-pro",
     "bedrock/anthropic.claude-3-5-sonnet-20240620-v1:0",

@@ -34,6 +34,7 @@ from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
+from gateway.core.openai.vendors.empty import speaks
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.models import vendor_params
 from gateway.core.pool.workers import WorkerSpec
@@ -195,15 +196,18 @@ class LiteLLMWorkers:
         """LiteLLM's stream as JSON data. LiteLLM changes what it is given, so it gets a copy. Some vendors' requests
         leave with the first chunk."""
         now, allowance = time.monotonic, _allowance(body)
-        until = deadline = now() + call.timeout_s
+        deadline = now() + call.timeout_s
+        until, spoken = upstream.first_until(call, deadline), False
         arguments = {**deepcopy(body), **self._options(call)}
-        chunks = await self._sent(call, allowance, deadline, self._function(call)(**arguments))
+        chunks = await self._sent(call, allowance, until, self._function(call)(**arguments))
         try:
             while (chunk := await self._sent(call, allowance, until, anext(chunks, None))) is not None:
-                until = min(deadline, now() + self._chunk_gap_s_max)
                 plain = plain_data(chunk)
                 _refuse_invented_end(plain, chunks)
                 yield plain
+                spoken = spoken or speaks(plain)
+                last = deadline if spoken else upstream.first_until(call, deadline)
+                until = min(last, now() + (call.worker.chunk_gap_s or self._chunk_gap_s_max))
         finally:
             await chunks.aclose()
 
