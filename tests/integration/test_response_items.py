@@ -13,6 +13,7 @@ from tests.integration.test_api import served
 from tests.integration.test_responses import SUM, ask
 from tests.integration.test_responses_workers import WEB, body_of, responded, thinking
 from tests.kit import Kit
+from tests.service.test_answers import Raw
 from tests.upstreams.vendor import Script
 
 CITED = {"type": "file_citation", "file_id": "file_7", "filename": "tides.txt", "index": 9}
@@ -328,3 +329,16 @@ async def test_an_answer_to_a_hosted_tool_goes_back_without_a_message(by_id: boo
         sent = body_of(upstream)["input"]
     assert [item["type"] for item in sent] == ["message", "mcp_approval_request", "mcp_approval_response"]
     assert (sent[1], sent[-1]) == (wanted, given)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_sources_of_a_chat_worker_reach_a_client_of_responses(stream: bool) -> None:
+    choice = {"index": 0, "finish_reason": "stop"}
+    found = {"search_results": [{"title": "Tides", "url": "https://tides.test/a"}]}
+    text = {"content": "Four metres [1]."}
+    whole = {"choices": [{**choice, "message": {"role": "assistant", **text}}], **found}
+    kit = Kit(workers=Raw(whole, [{"choices": [{**choice, "delta": text}], **found}]))
+    async with served(kit) as gateway:
+        response = await responded(gateway, ask("When?", model="alpha"), stream=stream)
+    part = response["output"][0]["content"][0]
+    assert (part["text"], [one["title"] for one in part["annotations"]]) == ("Four metres [1].", ["Tides"])

@@ -268,5 +268,5 @@ def test_what_the_responses_api_lacks_such_a_worker_cannot() -> None:
     assert {"image", "n", "stop", "seed", "modalities"} <= set(spec.cannot)
     assert WorkerSpec.model_validate(spec.model_dump()) == spec
     for wrong in ({"kind": "litellm"}, {"kind": "tool", "api": "chat", "hosted": ("web_search",)}):
-        with pytest.raises(ValidationError, match="`api`|`hosted`"):
+        with pytest.raises(ValidationError, match=r"`api`|`hosted`"):
             a_worker("http://127.0.0.1:1/v1", **wrong)
