@@ -276,9 +276,9 @@ class Chunks:
         if not isinstance(kind, str):
             return []
         if kind in _KINDS:
-            at, (name, content) = self._calls[_place(event)], _KINDS[kind]
+            at, (name, content) = self._calls.get(_place(event)), _KINDS[kind]
             text = item.get(content)
-            if at in self._begun or not isinstance(text, str):
+            if at is None or at in self._begun or not isinstance(text, str):
                 return []
             return [{"tool_calls": [{"index": at, name: {content: text}}]}]
         if kind == "reasoning":
