@@ -18,7 +18,7 @@ from gateway.core.openai.messages import PARTS as PARTS
 from gateway.core.openai.messages import ROLES as ROLES
 from gateway.core.openai.messages import read_messages
 from gateway.core.openai.options import DEEP, TOOLS_MAX, read_vendor_params
-from gateway.core.openai.parts import caches_an_hour, media_kinds
+from gateway.core.openai.parts import media_kinds
 from gateway.core.openai.reply import TIERS
 from gateway.core.openai.shapes import (
     FLAG,
@@ -181,11 +181,6 @@ class ChatRequest:
     def has_media(self) -> bool:
         """Whether sound, images or files are in the request, or wanted of the reply."""
         return "modalities" in self.params or bool(self.media)
-
-    @property
-    def caches_an_hour(self) -> bool:
-        """Whether the prompt is to be cached for an hour, at the dearer price of that."""
-        return caches_an_hour({"messages": self.messages, **self.params})
 
     @property
     def needs_model(self) -> frozenset[str]:

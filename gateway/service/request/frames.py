@@ -147,7 +147,9 @@ class ChatFrames(Comments):
             index, text = piece
         else:
             return None
-        if not text or index not in self._begun or self._running.chat.obfuscate or self._untold():
+        if not text or index not in self._begun or self._running.chat.obfuscate:
+            return None
+        if self._running.reply_facts and self._untold():
             return None
         around = self._around.get(index)
         if around is None or around[2] != self._running.reply_facts:
