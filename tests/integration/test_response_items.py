@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from gateway.core.openai.responses.events import Events
+from gateway.core.openai.responses.outbound import Chunks
 from gateway.core.openai.responses.reply import Head, output_items
 from tests.integration.test_api import served
 from tests.integration.test_responses import SUM, ask
 from tests.integration.test_responses_workers import WEB, body_of, responded, thinking
 from tests.kit import Kit
+from tests.service.test_answers import Raw
 from tests.upstreams.vendor import Script
 
 CITED = {"type": "file_citation", "file_id": "file_7", "filename": "tides.txt", "index": 9}
@@ -328,3 +330,37 @@ async def test_an_answer_to_a_hosted_tool_goes_back_without_a_message(by_id: boo
         sent = body_of(upstream)["input"]
     assert [item["type"] for item in sent] == ["message", "mcp_approval_request", "mcp_approval_response"]
     assert (sent[1], sent[-1]) == (wanted, given)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_sources_of_a_chat_worker_reach_a_client_of_responses(stream: bool) -> None:
+    choice = {"index": 0, "finish_reason": "stop"}
+    found = {"search_results": [{"title": "Tides", "url": "https://tides.test/a"}]}
+    text = {"content": "Four metres [1]."}
+    whole = {"choices": [{**choice, "message": {"role": "assistant", **text}}], **found}
+    kit = Kit(workers=Raw(whole, [{"choices": [{**choice, "delta": text}], **found}]))
+    async with served(kit) as gateway:
+        response = await responded(gateway, ask("When?", model="alpha"), stream=stream)
+    part = response["output"][0]["content"][0]
+    assert (part["text"], [one["title"] for one in part["annotations"]]) == ("Four metres [1].", ["Tides"])
+
+
+async def test_openais_sdk_builds_the_same_items_from_the_stream() -> None:
+    async with thinking() as (gateway, upstream):
+        upstream.before, upstream.script = list(LONG_WAY), Script()
+        async with gateway.sdk.responses.stream(model="thinker", input="When?", tools=[WEB]) as stream:  # type: ignore[list-item]
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+    assert kinds.count("response.reasoning_summary_part.done") == 2
+    assert [item.type for item in final.output] == [item["type"] for item in LONG_WAY]
+    assert final.output_text == "I look it up.Four metres at noon."
+
+
+async def test_nothing_has_come_while_no_item_says_anything() -> None:
+    chunks = Chunks()
+    begun = [{"type": "reasoning", "id": "rs_1", "summary": []}, {"type": "message", "id": "msg_1", "content": []}]
+    for at, item in enumerate(begun):
+        event = {"type": "response.output_item.added", "output_index": at, "item": item}
+        assert chunks.chunk(event)["choices"] == []
+    said = chunks.chunk({"type": "response.output_text.delta", "output_index": 1, "delta": "Four."})["choices"]
+    assert [[*choice["delta"]] for choice in said] == [["output_items"], ["output_items"], ["content"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from gateway.core.openai.responses.items import (
     to_input_items,
     to_messages,
 )
+from gateway.core.openai.responses.request import chat_request, parse_responses_request
 from gateway.core.openai.shapes import Reader
 from gateway.errors import BadRequest
 
@@ -219,3 +221,27 @@ def test_messages_come_back_from_the_items_they_are_shown_as(given_items: list[d
     assert [without(message) for message in read(shown)] == [without(message) for message in messages]
     assert len({item["id"] for item in shown}) == len(shown)
     assert {response_of(item["id"]) for item in shown} <= {f"resp_{HEX}"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "data", "code"),
+    [
+        ("text/x-python", b"print(1)", None),
+        ("application/vnd.openxmlformats-officedocument.wordprocessingml.document", b"PK\x03\x04tides", None),
+        ("application/pdf", b"%PDF-1.7", None),
+        ("application/msword", b"\x89PNG\r\n\x1a\nx", "media_type"),
+        ("application/zip", b"PK\x03\x04tides", "media_type"),
+    ],
+)
+def test_files_of_the_types_that_openai_takes_are_taken(declared: str, data: bytes, code: str | None) -> None:
+    link = f"data:{declared};base64,{base64.b64encode(data).decode()}"
+    content = [{"type": "input_file", "file_data": link, "filename": "tides"}]
+    body = {"model": "baton", "input": [{"role": "user", "content": content}]}
+    request = parse_responses_request(body, items_max=9)
+    if code is None:
+        chat, _ = chat_request(request, request.items, (), messages_max=9)
+        assert chat.messages[0]["content"][0]["file"]["file_data"] == link
+        return
+    with pytest.raises(BadRequest) as refused:
+        chat_request(request, request.items, (), messages_max=9)
+    assert refused.value.code == code

@@ -183,6 +183,7 @@ class Chunks:
         self._items: set[int] = set()  # output indices of the items that have begun
         self._parts = 0  # of the message that has begun
         self._reasoned = False  # whether some reasoning text has come
+        self._held: list[dict[str, Any]] | None = []  # marks before anything was said: till then another may answer
         self._head: dict[str, Any] = {"object": "chat.completion.chunk"}
 
     def chunk(self, event: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,11 +200,15 @@ class Chunks:
             return self._last(_object(event.get("response")), kind)
         if kind == "error" or "error" in event:
             return {"error": _described(_object(event.get("error")) or event)}
-        choices: list[dict[str, Any]] = [
-            {"index": 0, "delta": delta, "finish_reason": None} for delta in self._deltas(kind, event)
-        ]
+        deltas = self._deltas(kind, event)
+        if self._held is not None:
+            self._held += deltas
+            if all(delta.keys() == {marks.FIELD} for delta in deltas):
+                return {"choices": []}
+            deltas, self._held = self._held, None
+        choices: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
         if choices and kind == "response.output_text.delta" and _objects(event.get("logprobs")):
-            choices[0]["logprobs"] = {"content": _objects(event["logprobs"]), "refusal": None}
+            choices[-1]["logprobs"] = {"content": _objects(event["logprobs"]), "refusal": None}
         return {"choices": choices}
 
     def _deltas(self, kind: str, event: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -268,15 +273,17 @@ class Chunks:
         """The deltas of an item that is complete, without what came of it in pieces."""
         item = _object(event.get("item"))
         kind = item.get("type")
+        if not isinstance(kind, str):
+            return []
         if kind in _KINDS:
-            at, (name, content) = self._calls[_place(event)], _KINDS[kind]
+            at, (name, content) = self._calls.get(_place(event)), _KINDS[kind]
             text = item.get(content)
-            if at in self._begun or not isinstance(text, str):
+            if at is None or at in self._begun or not isinstance(text, str):
                 return []
             return [{"tool_calls": [{"index": at, name: {content: text}}]}]
         if kind == "reasoning":
             data, details = item.get("encrypted_content"), {"type": ENCRYPTED}
-        elif isinstance(kind, str) and kind not in OWN_ITEMS:
+        elif kind not in OWN_ITEMS:
             data, details = json.dumps(item), {"type": HOSTED_ITEM}
         else:
             return []
@@ -292,7 +299,8 @@ class Chunks:
         facts = {name: response[name] for name in FACTS if name in response}
         delta = {marks.FIELD: [{"type": marks.RESPONSE, "facts": facts}]} if facts else {}
         end = {"index": 0, "delta": delta, "finish_reason": self._finish_reason(response)}
-        return {"choices": [end], "usage": response.get("usage"), **_tier(response)}
+        held = [{"index": 0, "delta": one, "finish_reason": None} for one in self._held or ()]
+        return {"choices": [*held, end], "usage": response.get("usage"), **_tier(response)}
 
     def _finish_reason(self, response: Mapping[str, Any]) -> str:
         """Why the reply ended, in chat's words."""
