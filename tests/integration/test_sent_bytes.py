@@ -27,6 +27,7 @@ pytestmark = pytest.mark.litellm
 pytest.importorskip("litellm", reason="needs the litellm extra")
 STRUCTURE_BYTES = 64  # of a message, a part or a call: braces, and names that no model reads
 MODELS = (
+    "databricks/databricks-claude-sonnet-4",
     "azure_ai/claude-3-haiku",
     "gemini/gemini-2.5-pro",
     "gemini/gemini-1.5-pro",
@@ -54,7 +55,8 @@ def sent() -> Iterator[Sent]:
     bodies: Sent = []
 
     def capture(self: Any, request: httpx.Request) -> httpx.Response:
-        bodies.append(request.read())
+        if request.method == "POST":
+            bodies.append(request.read())
         raise httpx.ConnectError("this network takes requests and answers none")
 
     async def capture_async(self: Any, request: httpx.Request) -> httpx.Response:
@@ -69,6 +71,7 @@ def sent() -> Iterator[Sent]:
         "AWS_ACCESS_KEY_ID": "id",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_REGION_NAME": "us-east-1",
+        "DATABRICKS_API_KEY": "key",
         "WATSONX_TOKEN": "token",
         "WATSONX_PROJECT_ID": "project",
     }.items():
@@ -147,10 +150,10 @@ few = settings(
 )
 
 
-def structure_bytes(body: Mapping[str, Any]) -> int:
-    """What of a body's JSON is no prompt: 64 bytes for each message and part."""
+def structure_bytes(body: Mapping[str, Any], item_bytes: int = STRUCTURE_BYTES) -> int:
+    """What of a body's JSON is no prompt: some bytes for each message and part."""
     parts = sum(len(one["content"]) for one in body["messages"] if isinstance(one["content"], list))
-    return STRUCTURE_BYTES * (len(body["messages"]) + parts)
+    return item_bytes * (len(body["messages"]) + parts)
 
 
 def prompt_bytes(content: bytes) -> int:
@@ -188,18 +191,25 @@ def test_no_vendor_is_sent_more_than_is_held_for(model: str, sent: Sent) -> None
     assert seen, errors
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
+OWN = {  # workers that are asked without LiteLLM, and what an item's form takes of bytes
+    "chat": (a_worker("gpt-5", kind="openai"), STRUCTURE_BYTES),
+    "responses": (a_worker("gpt-5", kind="openai", api="responses"), 2 * STRUCTURE_BYTES),
+    "messages": (a_worker("anthropic/claude-sonnet-4-5"), STRUCTURE_BYTES),
+}
+
+
+@pytest.mark.parametrize("wire", OWN)
 @few
 @given(bodies)
-def test_openais_wire_has_schemas_as_they_are(api: str, body: dict[str, Any]) -> None:
-    spec = a_worker("gpt-5", kind="openai", api=api)
+def test_wires_of_our_own_have_schemas_as_they_are(wire: str, body: dict[str, Any]) -> None:
+    spec, item_bytes = OWN[wire]
     measured = asyncio.run(sendable(spec, body))
     assert measured is body
     call = WorkerCall(spec, measured, 20.0, "rollout", "step")
     content = client.encode(http.as_sent(call, http.request_body(call)))
-    more = 2 * structure_bytes(measured) if api == "responses" else structure_bytes(measured)
-    assert prompt_bytes(content) <= size_in_bytes(spec, measured).tokens_max + more
-    schemas = [tool.get("function", tool)["parameters"] for tool in json.loads(content).get("tools", ())]
+    assert prompt_bytes(content) <= size_in_bytes(spec, measured).tokens_max + structure_bytes(measured, item_bytes)
+    sent = [tool.get("function", tool) for tool in json.loads(content).get("tools", ())]
+    schemas = [tool.get("parameters") or tool["input_schema"] for tool in sent]
     assert schemas == [tool["function"]["parameters"] for tool in body.get("tools", ())]
 
 
@@ -226,7 +236,7 @@ async def test_a_request_that_litellm_cannot_translate_costs_nothing(sent: Sent)
     body = {"messages": [{"role": "user", "content": "go"}], "tools": [{"type": "function", "function": tool}]}
     sent.clear()
     with pytest.raises(UpstreamRefused, match="cannot translate") as caught:
-        await workers.complete(WorkerCall(a_worker(MODELS[2]), body, 20.0, "rollout", "step"))
+        await workers.complete(WorkerCall(a_worker("gemini/gemini-2.5-pro"), body, 20.0, "rollout", "step"))
     assert not caught.value.dispatched
     assert not sent
 

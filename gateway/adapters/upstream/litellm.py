@@ -34,6 +34,7 @@ from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
+from gateway.core.openai.vendors.empty import speaks
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.models import vendor_params
 from gateway.core.pool.workers import WorkerSpec
@@ -56,7 +57,7 @@ TASK_FUNCTIONS: Mapping[Endpoint, str] = {
 }
 _PREFIX = re.compile(r"^(litellm\.\w+: |\w+(Exception|Error)\s*-\s*)+")
 GUARDED = (  # providers whose requests LiteLLM sends with httpx alone
-    *("anthropic", "azure", "azure_ai", "bedrock", "cohere", "cohere_chat", "deepseek", "fireworks_ai", "gemini"),
+    *("azure", "azure_ai", "bedrock", "cohere", "cohere_chat", "deepseek", "fireworks_ai", "gemini"),
     *("groq", "mistral", "ollama", "ollama_chat", "openai", "openrouter", "perplexity", "watsonx", "xai"),
 )
 OPENAI_TEXTS = ("openai/", "text-completion-openai/")
@@ -195,15 +196,18 @@ class LiteLLMWorkers:
         """LiteLLM's stream as JSON data. LiteLLM changes what it is given, so it gets a copy. Some vendors' requests
         leave with the first chunk."""
         now, allowance = time.monotonic, _allowance(body)
-        until = deadline = now() + call.timeout_s
+        deadline = now() + call.timeout_s
+        until, spoken = upstream.first_until(call, deadline), False
         arguments = {**deepcopy(body), **self._options(call)}
-        chunks = await self._sent(call, allowance, deadline, self._function(call)(**arguments))
+        chunks = await self._sent(call, allowance, until, self._function(call)(**arguments))
         try:
             while (chunk := await self._sent(call, allowance, until, anext(chunks, None))) is not None:
-                until = min(deadline, now() + self._chunk_gap_s_max)
                 plain = plain_data(chunk)
                 _refuse_invented_end(plain, chunks)
                 yield plain
+                spoken = spoken or speaks(plain)
+                last = deadline if spoken else upstream.first_until(call, deadline)
+                until = min(last, now() + (call.worker.chunk_gap_s or self._chunk_gap_s_max))
         finally:
             await chunks.aclose()
 
@@ -338,10 +342,6 @@ def _request_body(call: WorkerCall) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in HINTS}  # no other vendor accepts them
 
 
-def _is_picture(part: Mapping[str, Any], target: str) -> bool:
-    return part.get("type") == "image_url" and target.startswith("https:")
-
-
 def _is_guarded(worker: WorkerSpec) -> bool:
     """Whether all requests to a worker are known to pass the guard of the transports."""
     return (worker.model or "").partition("/")[0] in GUARDED
@@ -349,6 +349,10 @@ def _is_guarded(worker: WorkerSpec) -> bool:
 
 def _allowance(body: Mapping[str, Any]) -> SendAllowance:
     return SendAllowance(bytes_max(body))
+
+
+def _is_picture(part: Mapping[str, Any], target: str) -> bool:
+    return part.get("type") == "image_url" and target.startswith("https:")
 
 
 def _target(part: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from gateway.core.loop.caps import CAP_HEADERS, caps_from_headers
 from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.core.money.sessions import SESSION_HEADERS, session_from_headers
 from gateway.core.openai.chat import MEDIA_BYTES_MAX, ChatRequest, parse_request
+from gateway.core.openai.structured import chat_reply
 from gateway.core.openai.texts import (
     parse_completion,
     parse_embedding,
@@ -103,7 +104,7 @@ class OpenAIApi:
         running = await self.begin(request, principal, chat)
         if chat.stream:
             return await self.streamed(request, running, ChatFrames(running))
-        return await self.complete(request, running, lambda body: body)
+        return await self.complete(request, running, partial(chat_reply, chat.params))
 
     async def begin(
         self,

@@ -23,10 +23,17 @@ LINKS: Mapping[str, tuple[Kind, str, str]] = {
     "input_audio": ("audio", "input_audio", "data"),
     "file": ("file", "file", "file_data"),
 }
+TEXT_TYPES = ("text/", "application/json")  # of files, what the types of those begin with that hold text
 MEDIA_TYPES: Mapping[Kind, tuple[str, ...]] = {
     "image": ("image/png", "image/jpeg", "image/gif", "image/webp"),
     "audio": ("audio/wav", "audio/mpeg"),
-    "file": ("application/pdf", "text/plain", "text/markdown", "text/csv", "text/html", "application/json"),
+    "file": (
+        *("application/pdf", "text/*", "application/json", "application/rtf", "application/msword"),
+        *("application/vnd.ms-excel", "application/vnd.ms-powerpoint", "application/vnd.oasis.opendocument.text"),
+        "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+        "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+        "application/vnd.openxmlformats-officedocument.presentationml.presentation",
+    ),
 }
 _ALIASES = {
     "image/jpg": "image/jpeg", "audio/x-wav": "audio/wav", "audio/wave": "audio/wav", "audio/vnd.wave": "audio/wav",
@@ -106,10 +113,10 @@ def as_media(kind: Kind, declared: str, data: bytes, where: str) -> Media:
     name = declared.split(";")[0].strip().lower()
     name = _ALIASES.get(name, name)
     accepted = MEDIA_TYPES[kind]
-    if name not in accepted:
+    if name not in accepted and not (name.startswith("text/") and "text/*" in accepted):
         problem = f"`{where}` is of type {name[:64]}; send one of {', '.join(accepted)}"
         raise BadRequest(problem, param=where, code="media_type")
-    if sniff_type(data) != (None if name.startswith("text/") or name == "application/json" else name):
+    if sniff_type(data) != (None if kind == "file" and name != "application/pdf" else name):
         problem = f"`{where}` is declared as {name}, but its bytes are of another type; declare the type of the bytes"
         raise BadRequest(problem, param=where, code="media_type")
     return Media(name, data)

@@ -33,8 +33,6 @@ PROVIDERS = {  # of LiteLLM
     "openrouter": OPENROUTER,
     "hosted_vllm": OPEN_SERVERS,
 }
-CLIENT_RUN = ("bash", "text_editor", "computer", "memory", "tool_search_tool_regex", "tool_search_tool_bm25")
-_DATED = re.compile(r"_20\d{6}$")
 _REFERENCES_EVERYWHERE, _REFERENCES_OF_CLAUDE = frozenset(("tools", "formats")), frozenset(("old_tools", "formats"))
 # Whose schemas LiteLLM sends with copies in place of `$ref`, and which of them (core/openai/vendors/schemas.py).
 REFERENCES = {
@@ -42,6 +40,8 @@ REFERENCES = {
     **dict.fromkeys(("azure_ai", "databricks", "snowflake", "fireworks_ai"), _REFERENCES_OF_CLAUDE),
 }
 _REFERENCES_IN_FORMATS = re.compile(r"gemini-([2-9]|\d\d)")  # models that take them in the schema of a reply
+CLIENT_RUN = ("bash", "text_editor", "computer", "memory", "tool_search_tool_regex", "tool_search_tool_bm25")
+_DATED = re.compile(r"_20\d{6}$")
 MEDIA_IN_RESULTS = ("anthropic", "bedrock", "vertex_ai", "gemini")  # providers of LiteLLM that take them
 PREFERENCES = (*SAMPLING, "reasoning_effort", "verbosity", "parallel_tool_calls")
 

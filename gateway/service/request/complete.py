@@ -26,10 +26,10 @@ from gateway.core.openai.parts import with_media
 from gateway.core.openai.tasks.replies import reply_of, to_log
 from gateway.core.policies import grading
 from gateway.core.policies.versions import Pick
-from gateway.core.pool.models import hosted_types
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admin.sessions import Sessions
+from gateway.service.loop.bodies import hosted_for, texts_beside
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.failures import note_failures
 from gateway.service.loop.experience.lookup import ExperienceLookup
@@ -109,7 +109,7 @@ class Completer:
         self._shortlist = shortlist
         self._looks = looks
         self._admission = Admission(budgets, journal, embedder, clock, policies, pick)
-        self._fitter = Fitter(self._shortlisted, rounds.tokens, self._admission.bounds, held)
+        self._fitter = Fitter(self._shortlisted, rounds.tokens, self._admission.sizing.wish, held)
         self._owned: set[asyncio.Task[None]] = set()
 
     @property
@@ -129,8 +129,9 @@ class Completer:
         asked = self._catalog.resolve(principal, chat.model, context.pool, chat.endpoint)
         choice = with_able_workers(asked, chat)
         if chat.left_out:
-            hosted = {kind for spec in choice.workers for kind in hosted_types(spec, chat.left_out)}
-            chat = replace(chat, left_out=tuple(kind for kind in chat.left_out if kind not in hosted))
+            lacking = [hosted_for(spec, chat.hosted)[1] for spec in choice.workers]
+            left_out = (name for name in chat.left_out if all(name in names for names in lacking))
+            chat = replace(chat, left_out=tuple(left_out))
         session = None if context.session is None else await self._sessions.enter(principal.public_id, context.session)
         caps = self._sessions.narrow(policies.caps.narrow(principal.caps).narrow(context.caps), session)
         if context.depth > caps.depth:
@@ -140,8 +141,10 @@ class Completer:
             self._media.check(parts_to_fetch(chat.messages, choice))
         if chat.dropped:
             self._metrics.dropped(len(chat.dropped))
-        input_bound = input_tokens_bound(chat.messages, str(chat.params))
+        input_bound = input_tokens_bound(chat.messages, texts_beside(chat.params))
         choice, sizes = await self._fitter.fit(choice, chat, input_bound, caps, principal)
+        if choice.reserve:
+            choice = replace(choice, resting=self._rounds.rests.reasons(choice.reserve))
         if summarizers := summarizers_of(self._rounds.summaries, asked, choice, chat):
             choice = replace(choice, summarizers=summarizers)
         record = self._admission.record(context, choice, caps, session)
@@ -287,15 +290,16 @@ class Completer:
         record = running.record
         close_record(record, self._clock.now_us())
         record.cost_nano = loop.tree.meter.spent_nano
+        self._admission.sizing.planned(record.pool_name, loop.tree.meter.plan_tokens)
         if running.error is not None:
-            running.error = await self._admission.at_the_end(running.error, running.reserved, record.cost_nano)
+            running.error = await self._admission.at_the_end(running.error, running.reserved, loop.tree.meter)
             record.error = {**running.error.body()["error"], "message": running.error.in_full}
             if running.principal.is_operators:
                 running.error.message = running.error.in_full
             record.status = record.status if record.status == "aborted" else "failed"
         else:
             record.status = "done"
-            await self._admission.note_cap(record, running.reserved)
+            await self._admission.note_cap(record, running.reserved, loop.tree.meter)
         if running.kept is None:  # one in the background waits, and survives gateways
             record.overhead_ms = overhead_ms(record, self._clock.now_us())
         details = sum_details(step.usage_details for step in record.steps)
@@ -372,6 +376,7 @@ class Completer:
             await (self._budgets.post(hold.id, charged) if charged else self._budgets.void(hold.id))
         except (MoneyUnavailable, NotFound):  # Redis is away or was rebuilt; the ledger has the settlement
             self._metrics.degraded("settle")
+        self._admission.funds.freed(hold.scopes)
 
     def _event(self, kind: Any, payload: Mapping[str, Any]) -> Event:
         return Event.new(kind, self._clock.now_us(), payload)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, plain_pools, pool_hash
+from gateway.core.pool.revision import plain_pools
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash
 from tests.kit import model_worker
 
 PRICE = {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.6"}

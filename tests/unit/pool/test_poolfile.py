@@ -8,6 +8,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -321,3 +322,27 @@ def test_every_field_is_documented() -> None:
     text = (PAGE.parent / "pool.md").read_text()
     fields = [*PoolFile.model_fields, *WorkerSpec.model_fields, *Price.model_fields]
     assert [field for field in fields if f"`{field}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("worker", "words"),
+    [
+        ({"kind": "litellm", "model": "gemini/x", "proxy": "http://p:1"}, "follows HTTPS_PROXY"),
+        ({"kind": "tool", "url": "builtin:vote", "ca_file": "/x.pem"}, "it has no URL; leave ca_file out"),
+        ({"kind": "openai", "model": "m", "url": "https://a/v1", "client_key": "/k"}, "`client_key` needs"),
+        ({"kind": "openai", "model": "m", "url": "https://a/v1", "proxy": "http://me:pass@p:1"}, "proxy: env:NAME"),
+        ({"kind": "openai", "model": "m", "url": "https://a/v1", "proxy": "env:NO_SUCH_PROXY"}, "NO_SUCH_PROXY"),
+        ({"kind": "openai", "model": "m", "url": "https://a/v1", "proxy": "socks5://p:1"}, "takes HTTP proxies"),
+        ({"kind": "openai", "model": "m", "url": "https://a/v1", "ca_file": "/nowhere.pem"}, "No such file"),
+    ],
+)
+def test_a_way_that_cannot_be_taken_is_a_mistake_of_the_file(
+    tmp_path: Path, worker: dict[str, Any], words: str
+) -> None:
+    price = {"call_usd": 0} if worker["kind"] == "tool" else {"input_usd_per_mtok": 0, "output_usd_per_mtok": 0}
+    path = tmp_path / "pool.yaml"
+    path.write_text(json.dumps({"workers": [{"name": "w", "price": price, **worker}], "pools": {"default": ["w"]}}))
+    with pytest.raises(ConfigError) as refused:
+        load(path, {})
+    assert words in refused.value.message
+    assert "pass@" not in refused.value.message

@@ -125,15 +125,24 @@ def _limit(asked: int | None, reply_bytes: int, context_tokens: int, thought: in
 
 
 def _believed_parts(usage: Usage, prompt: int | None, completion: int | None, denied: int) -> dict[str, int]:
-    """The parts of what was believed. `denied`: the thinking that was not."""
+    """The parts of what was believed, no more than it. `denied`: the thinking that was not."""
     wholes = {PROMPT_DETAILS: prompt, REPLY_DETAILS: completion}
     parts = {
         name: count
         for name, count in usage.details.items()
         if name not in PLACES or wholes[PLACES[name][0]] is not None
     }
-    if "reasoning_tokens" in parts and denied:
-        del parts["reasoning_tokens"]
+    if denied:
+        parts.pop("reasoning_tokens", None)
+    if not parts:
+        return parts
+    room = {"cached_tokens": prompt, "cache_write_tokens": (prompt or 0) - parts.get("cached_tokens", 0)}
+    room |= {"reasoning_tokens": completion}
+    for name, most in room.items():
+        if name in parts:
+            parts[name] = max(0, min(parts[name], most or 0))
+    if "cache_write_1h_tokens" in parts:
+        parts["cache_write_1h_tokens"] = min(parts["cache_write_1h_tokens"], parts.get("cache_write_tokens", 0))
     return parts
 
 
