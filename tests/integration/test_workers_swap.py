@@ -205,7 +205,8 @@ async def test_an_error_names_the_worker_its_host_and_where_its_key_comes_from(
             with pytest.raises(UpstreamError) as caught:
                 await asked
             await workers.close()
-            logged = [line.replace(str(server.port), "PORT") for line in caplog.messages]
+            lines = [record.getMessage() for record in caplog.records if record.name == "baton.workers"]
+            logged = [line.replace(str(server.port), "PORT") for line in lines]
             caplog.clear()
             assert len(logged) == 1
             message, place = caught.value.message, caught.value.place.replace(str(server.port), "PORT")
