@@ -18,10 +18,12 @@ BatonError                      status  type                    code
 ├── TooLarge                    413     invalid_request_error   request_too_large
 ├── RateLimited                 429     rate_limit_error        rate_limit_exceeded (retry; carries Retry-After)
 ├── BudgetExceeded              429     insufficient_quota      insufficient_quota  (x-should-retry: false)
+│   └── BudgetHeld              429     rate_limit_error        budget_held         (retry; carries Retry-After)
 ├── CapReached                  400     invalid_request_error   cap_reached         (names the cap and how to lift it)
 ├── DeadlineExceeded            504     timeout_error           deadline_exceeded
 ├── UpstreamError               502     upstream_error          (the worker failed; `retryable`, `upstream_status`)
 │   ├── UpstreamTimeout         504     upstream_error          upstream_timeout
+│   ├── UpstreamResting         503     upstream_error          worker_rests        (not asked: it keeps failing)
 │   ├── UpstreamRateLimited     429     rate_limit_error        upstream_rate_limited
 │   ├── UpstreamRefused         400     invalid_request_error   (the worker rejected the request)
 │   ├── UpstreamOverloaded      503     upstream_error          upstream_overloaded (the worker replied 503 or 529)
@@ -84,27 +86,13 @@ class BatonError(Exception):
 
 def retry_headers(wait_s: float) -> dict[str, str]:
     """Headers that say when to try again, in seconds and in milliseconds. SDKs do not retry after more than 120 s."""
-    return {
-        "retry-after": str(max(1, math.ceil(wait_s))),
-        "retry-after-ms": str(max(1, math.ceil(wait_s * 1000))),
-    }
+    return {"retry-after": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(max(1, math.ceil(wait_s * 1000)))}
 
 
 class BadRequest(BatonError):
     """A request that Baton does not accept."""
 
     status, type, code = 400, "invalid_request_error", "invalid_request"
-
-
-def context_exceeded(limit_tokens: int, tokens: int, who: str, instead: str = "") -> dict[str, Any]:
-    """The message, `param` and `code` of a prompt that is too long, in OpenAI's words: clients shorten the
-    conversation on this code. `instead`: what else helps, as the end of a sentence."""
-    problem = f"The maximum context length of {who} is {limit_tokens} tokens. However, your messages resulted in"
-    return {
-        "message": f"{problem} about {tokens} tokens. Please reduce the length of the messages{instead}.",
-        "param": "messages",
-        "code": "context_length_exceeded",
-    }
 
 
 class PlanRefused(BadRequest):
@@ -242,18 +230,33 @@ class RateLimited(BatonError):
         self.retry_after_s = retry_after_s
 
 
+HELD_RETRY_S = "2"  # when requests that hold money may have ended
+
+
 class BudgetExceeded(BatonError):
-    """The hold does not fit one of its scopes. A retry cannot help, so the reply tells clients not to retry."""
+    """The hold does not fit one of its scopes, whose money is spent. A retry cannot help, and the reply says so."""
 
     status, type, code = 429, "insufficient_quota", "insufficient_quota"
 
     def __init__(
         self, message: str, *, scope: str, left_nano: int = 0, needed_nano: int = 0, param: str | None = None
     ) -> None:
-        super().__init__(message, param=param, headers={"x-should-retry": "false"})
+        super().__init__(message, param=param, headers=self._advice())
         self.scope = scope
         self.left_nano = left_nano  # in the scope's unit: of `calls:…` a call
         self.needed_nano = needed_nano
+
+    def _advice(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}
+
+
+class BudgetHeld(BudgetExceeded):
+    """The hold does not fit a scope now, because requests under way hold its money; most of that comes back."""
+
+    type, code = "rate_limit_error", "budget_held"
+
+    def _advice(self) -> dict[str, str]:
+        return {"x-should-retry": "true", "retry-after": HELD_RETRY_S}
 
 
 class CapReached(BatonError):
@@ -304,10 +307,16 @@ class UpstreamError(BatonError):
 
 
 class UpstreamTimeout(UpstreamError):
-    """A worker did not answer in time."""
+    """A worker did not answer in time. `hasty`: the call had less time than the worker may take."""
 
-    status, code, retryable = 504, "upstream_timeout", True
+    status, code, retryable, hasty = 504, "upstream_timeout", True, False
     kind = "timeout"
+
+
+class UpstreamResting(UpstreamError):
+    """A worker that keeps failing was not asked."""
+
+    status, code, kind = 503, "worker_rests", "rests"
 
 
 class UpstreamRateLimited(UpstreamError):
@@ -353,8 +362,8 @@ class UpstreamProtocol(UpstreamError):
 
 
 class ConductorError(BatonError):
-    """The conductor made no plan. `reason`: down | slow | unparseable | refused. `billable` says whether the call may
-    have cost money: not if it never reached the conductor, or got an error status. `upstream_status`: that status."""
+    """The conductor made no plan. `reason`: down | slow | unparseable | refused | cost. `billable`: whether the call
+    may have cost money: not if it never left, or got an error status. `upstream_status`: that status."""
 
     status, type, code = 502, "upstream_error", "conductor_unavailable"
 

@@ -91,7 +91,7 @@ def admin_of(
         LoginApi(logins, secure=settings.oidc_redirect_url.startswith("https:")),
         PagesApi(reports, operators, clock, standings),
         RolloutsApi(reports, explaining_of(base, reports), operators),
-        FiguresApi(reports, pools, operators, clock, drift.checkers, reach),
+        FiguresApi(reports, pools, operators, clock, drift.checkers, drift.rests, reach),
         PlaygroundApi(operators, auth.owner, openai.completer.entered, openai.serve),
         KeysApi(keys, balances, operators),
         OrgsApi(OrgAdmin(store, clock), balances, operators),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
-from gateway.core.pool.workers import PoolFile, WorkerSpec, revision_of
+from gateway.core.pool.revision import revision_of
+from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import UpstreamError, UpstreamTimeout
 from gateway.service.ports.pools import LoadedPool
 from gateway.service.ports.request import WorkerCall

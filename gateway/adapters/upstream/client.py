@@ -38,6 +38,7 @@ from gateway.core.openai.tasks.replies import check_task, is_raw, units_of
 from gateway.core.openai.vendors import overflow
 from gateway.core.openai.vendors.faults import VendorFault, fault_of, read_fault, status_of
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
+from gateway.core.pool.breaker import HEALTHY, RestRules, abandoned, failed, tried
 from gateway.errors import (
     ConductorError,
     UpstreamError,
@@ -261,6 +262,12 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
     return min(max((when - now).total_seconds(), 0.0), RETRY_AFTER_S_MAX)
 
 
+def first_until(call: WorkerCall, deadline: float) -> float:
+    """The time of the event loop until which the first token of a stream must have come, of a call that ends at
+    `deadline`."""
+    return min(deadline, deadline - call.timeout_s + call.worker.silence_s_max)
+
+
 class Breaker:
     """Stops calls to a service that keeps failing. It opens after `failures_max` failures in a row; then it admits one
     call every `cool_down_s` until one succeeds."""
@@ -268,37 +275,35 @@ class Breaker:
     def __init__(
         self, failures_max: int = 5, cool_down_s: float = 10.0, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._failures_max, self._cool_down_s, self._now = failures_max, cool_down_s, now
-        self._failures = 0
-        self._blocked_until_s = 0.0
-        self._probing = False
+        self._rules, self._now = RestRules(failures_max, cool_down_s, cool_down_s), now
+        self._health = HEALTHY
 
     def admit(self) -> bool:
         """Whether a call may leave now. After True, call `succeed`, `fail` or `abandon` once."""
-        if self._failures < self._failures_max:
-            return True
-        if self._probing or self._now() < self._blocked_until_s:
+        now_s = self._now()
+        if self._health.holds(now_s):
             return False
-        self._probing = True
+        if self.is_open:
+            self._health = tried(self._health, now_s)
         return True
 
     @property
     def is_open(self) -> bool:
         """Whether calls are paused, but for the one that tries."""
-        return self._failures >= self._failures_max
+        return self._health.rests > 0
 
     def succeed(self) -> None:
         """Report that the call succeeded."""
-        self._failures, self._probing = 0, False
+        self._health = HEALTHY
 
     def fail(self) -> None:
         """Report that the call failed."""
-        self._failures, self._probing = self._failures + 1, False
-        self._blocked_until_s = self._now() + self._cool_down_s
+        now_s = self._now()
+        self._health = failed(self._health, "failed", now_s, now_s, self._rules)
 
     def abandon(self) -> None:
         """Report that the caller left before the call ended, so that its result is unknown."""
-        self._probing = False
+        self._health = abandoned(self._health, self._now())
 
 
 async def guarded(breaker: Breaker, call: ConductorCall, items: Items) -> Items:
@@ -333,7 +338,8 @@ async def guarded(breaker: Breaker, call: ConductorCall, items: Items) -> Items:
 def encode(body: Mapping[str, Any]) -> bytes:
     """A body as JSON. Raises UpstreamRefused for a number that JSON does not have."""
     with suppress(TypeError, ValueError, OverflowError, RecursionError):  # half a surrogate pair, a large integer
-        if b"null" not in (content := _encode(body)):  # as which it would write NaN
+        content = _encode(body)
+        if b"null" not in content or not any(mark + b"null" in content for mark in (b":", b",", b"[")):  # NaN, to it
             return content
     try:
         return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()

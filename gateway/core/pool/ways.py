@@ -64,7 +64,8 @@ class WayFields(FrozenModel):
     def _way_is_baton_own(self) -> WayFields:
         kind, url = str(getattr(self, "kind", "")), str(getattr(self, "url", None) or "")
         given = [name for name in Detour._fields if getattr(self, name)]
-        if given and not (kind in KINDS and url.startswith("http")):
+        ours = getattr(self, "speaks_messages", False) or (kind in KINDS and url.startswith("http"))
+        if given and not ours:
             follow = "kind litellm follows HTTPS_PROXY and SSL_CERT_FILE" if kind == "litellm" else "it has no URL"
             raise ValueError(f"{follow}; leave {' and '.join(given)} out")
         return self

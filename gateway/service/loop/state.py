@@ -15,6 +15,7 @@ from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.plan import Plan, PlanLimits, Step
 from gateway.core.loop.shown import ShownPlan, ShownReply, ShownRequest, ShownWorker
 from gateway.core.loop.turns.replanning import TurnFacts
+from gateway.core.money.templates import Templates
 from gateway.core.openai.chat import NOTHING_HOSTED, Endpoint, HostedTools
 from gateway.core.openai.structured import ReplyShape
 from gateway.core.openai.vendor import without_state
@@ -48,10 +49,20 @@ class HoldRecord:
     def __init__(self, journal: Journal, *holds: Event) -> None:
         self._journal = journal
         self._holds = holds
+        self._grown: tuple[Event, ...] = ()
         self._written: asyncio.Future[None] | None = None
+
+    def grown(self, hold: Event) -> None:
+        """The hold of the money has grown to this. It is on disk before the next call leaves, instead of what it was or
+        behind it; the ledger goes by the largest."""
+        if self._written is None:
+            self._holds = (hold, *self._holds[1:])
+        else:
+            self._grown = (hold,)
 
     async def append(self, *events: Event) -> None:
         """Return once the holds and these events are on disk. Raises SpoolFull where one of them finds no room."""
+        events, self._grown = (*self._grown, *events), ()
         if self._written is None:
             self._written = asyncio.ensure_future(self._journal.append(*self._holds, *events))
             await asyncio.shield(self._written)
@@ -122,6 +133,7 @@ class Tree:
     children: list[RolloutRecord] = field(default_factory=list)
     checkpoints: Checkpoints | None = None  # of a request that another gateway may go on with
     summaries: SummaryCalls = field(default_factory=SummaryCalls)
+    templates: Templates = field(default_factory=Templates)
 
 
 @dataclass(slots=True)
@@ -263,7 +275,7 @@ class Loop:
     hosted: HostedTools = NOTHING_HOSTED  # for the step that answers
     pool_workers: tuple[WorkerSpec, ...] = ()  # all of the pool, where `workers` are some
     drawn: Mapping[str, float] = field(default_factory=dict)  # of those, the ones at random: the probability
-    reserve: tuple[WorkerSpec, ...] = ()  # in quarantine: asked only where every other worker failed
+    reserve: tuple[WorkerSpec, ...] = ()  # in quarantine or at rest: asked only where every other worker failed
     runs: list[StepRun] = field(default_factory=list)  # over all rounds, by index
     path: str = ""  # of a child loop: the ids of the steps above it, each with a slash
 
@@ -271,6 +283,11 @@ class Loop:
     def depth(self) -> int:
         """The number of loops above this one."""
         return self.record.depth
+
+    @property
+    def failed(self) -> frozenset[str]:
+        """The handles of workers that failed in this loop."""
+        return frozenset(run.step.worker for run in self.runs if run.error is not None)
 
     async def announce(
         self, now_us: int, step_id: str, worker: str, bound_nano: int, attempt: int = 1, *, calls: int = 0

@@ -250,6 +250,20 @@ def test_handles_are_unique_valid_and_the_same_in_any_order(names: list[str], ta
     assert neutral_handles(reversed(names), taken) == handles
 
 
+def test_a_model_at_anthropic_itself_has_the_key_of_its_own_variable() -> None:
+    price = {"input_usd_per_mtok": 1, "output_usd_per_mtok": 1}
+    entry = {"kind": "litellm", "model": "anthropic/claude-sonnet-4-5", "price": price}
+    workers = [
+        {**entry, "name": "a", "handle": "aa"},
+        {**entry, "name": "b", "handle": "bb", "url": "http://elsewhere"},
+        {**entry, "name": "c", "handle": "cc", "api_key": "env:OTHER"},
+        {**entry, "name": "d", "handle": "dd", "model": "gemini/gemini-2.5-pro"},
+    ]
+    pool = PoolFile.model_validate({"workers": workers, "pools": {"default": ["a"]}})
+    assert secrets(pool, {"ANTHROPIC_API_KEY": "theirs", "OTHER": "ours"}) == {"a": "theirs", "c": "ours"}
+    assert secrets(pool, {"OTHER": "ours"}) == {"c": "ours"}
+
+
 def test_secrets_by_file(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("  sk-in-file\n")
