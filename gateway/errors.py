@@ -18,6 +18,7 @@ BatonError                      status  type                    code
 ├── TooLarge                    413     invalid_request_error   request_too_large
 ├── RateLimited                 429     rate_limit_error        rate_limit_exceeded (retry; carries Retry-After)
 ├── BudgetExceeded              429     insufficient_quota      insufficient_quota  (x-should-retry: false)
+│   └── BudgetHeld              429     rate_limit_error        budget_held         (retry; carries Retry-After)
 ├── CapReached                  400     invalid_request_error   cap_reached         (names the cap and how to lift it)
 ├── DeadlineExceeded            504     timeout_error           deadline_exceeded
 ├── UpstreamError               502     upstream_error          (the worker failed; `retryable`, `upstream_status`)
@@ -51,6 +52,7 @@ class BatonError(Exception):
     status: int = 500
     type: str = "server_error"
     code: str | None = "internal_error"
+    place: str = ""  # where the worker is and whose its key is: for operators, never for a tenant
     should_retry: bool | None = None  # None: the status decides (SDKs retry 408, 409, 429 and 5xx)
 
     def __init__(
@@ -64,14 +66,13 @@ class BatonError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        if code is not None:
-            self.code = code
+        self.code = code or self.code
         self.headers = dict(headers or {})
 
     @property
     def in_full(self) -> str:
-        """The message as operators read it."""
-        return self.message
+        """The message as operators read it: with the place of the worker."""
+        return f"{self.message} ({self.place})" if self.place else self.message
 
     def reply_headers(self) -> dict[str, str]:
         """The headers of the reply. For OpenAI's SDKs, `x-should-retry` takes precedence over the status."""
@@ -229,18 +230,33 @@ class RateLimited(BatonError):
         self.retry_after_s = retry_after_s
 
 
+HELD_RETRY_S = "2"  # when requests that hold money may have ended
+
+
 class BudgetExceeded(BatonError):
-    """The hold does not fit one of its scopes. A retry cannot help, so the reply tells clients not to retry."""
+    """The hold does not fit one of its scopes, whose money is spent. A retry cannot help, and the reply says so."""
 
     status, type, code = 429, "insufficient_quota", "insufficient_quota"
 
     def __init__(
         self, message: str, *, scope: str, left_nano: int = 0, needed_nano: int = 0, param: str | None = None
     ) -> None:
-        super().__init__(message, param=param, headers={"x-should-retry": "false"})
+        super().__init__(message, param=param, headers=self._advice())
         self.scope = scope
         self.left_nano = left_nano  # in the scope's unit: of `calls:…` a call
         self.needed_nano = needed_nano
+
+    def _advice(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}
+
+
+class BudgetHeld(BudgetExceeded):
+    """The hold does not fit a scope now, because requests under way hold its money; most of that comes back."""
+
+    type, code = "rate_limit_error", "budget_held"
+
+    def _advice(self) -> dict[str, str]:
+        return {"x-should-retry": "true", "retry-after": HELD_RETRY_S}
 
 
 class CapReached(BatonError):
@@ -286,14 +302,8 @@ class UpstreamError(BatonError):
         self.should_retry = self.retryable if self.status >= 429 else None
         if retry_after_s is not None:
             self.headers |= retry_headers(retry_after_s)
-        self.place = ""  # where the worker is and whose its key is: for operators, never for a tenant
         self.dispatched = dispatched  # False: the request never left (refused connection, DNS), so it costs nothing
         self.tokens: tuple[int, int] | None = None  # prompt and reply of a call that ended with no reply; None: unknown
-
-    @property
-    def in_full(self) -> str:
-        """The message, and the place of the worker."""
-        return f"{self.message} ({self.place})" if self.place else self.message
 
 
 class UpstreamTimeout(UpstreamError):
@@ -352,8 +362,8 @@ class UpstreamProtocol(UpstreamError):
 
 
 class ConductorError(BatonError):
-    """The conductor made no plan. `reason`: down | slow | unparseable | refused. `billable` says whether the call may
-    have cost money: not if it never reached the conductor, or got an error status. `upstream_status`: that status."""
+    """The conductor made no plan. `reason`: down | slow | unparseable | refused | cost. `billable`: whether the call
+    may have cost money: not if it never left, or got an error status. `upstream_status`: that status."""
 
     status, type, code = 502, "upstream_error", "conductor_unavailable"
 

@@ -136,6 +136,7 @@ ERRORS = {
     "BodyTooSlow": "the body took over `BATON_BODY_S_MAX`, or came at less than `BATON_BODY_BYTES_PER_S_MIN`",
     "TooLarge": "the body is over `BATON_BODY_BYTES_MAX`",
     "RateLimited": "requests or tokens a minute, or requests in flight; retry after `retry-after`",
+    "BudgetHeld": "requests under way hold the money of a budget; retry after `retry-after`",
     "BudgetExceeded": "a budget does not cover the least that this request may cost, or its next call; do not retry",
     "CapReached": "a cap ended the request before there was an answer; the message names it",
     "DeadlineExceeded": "there was no answer within the wall-clock of the request",

@@ -92,7 +92,12 @@ class PlacesSettings(BaseModel):
 class RequestsSettings(BaseModel):
     """Requests: what the public API accepts, and how it behaves"""
 
-    body_bytes_max: Bytes = Field(10 * 2**20, description="Bytes of a request body; a larger one is 413")
+    body_bytes_max: Bytes = Field(50 * 2**20, description="Bytes of a request body; a larger one is 413")
+    bodies_bytes_max: Bytes = Field(
+        128 * 2**20,
+        description="Bytes of all bodies over 1 MiB that a process serves at the same time; one too many is 503. They "
+        "take about ten times as much memory",
+    )
     body_s_max: Seconds = Field(120.0, description="Time for a whole request body; a slower one is 408")
     body_bytes_per_s_min: Count = Field(
         1024, description="Bytes of a body in each second on the average, after 5 s; a slower one is 408"
@@ -220,7 +225,7 @@ class OutsideSettings(BaseModel):
         "", description="Hosts (`host` or `host:port`) of `https:` parts, comma-separated; empty: only `data:` parts"
     )
     media_bytes_max: Annotated[int, Field(ge=1024, le=2**30)] = Field(
-        8 * 2**20, description="Bytes of one image, audio or file, decoded"
+        36 * 2**20, description="Bytes of one image, audio or file, decoded"
     )
     media_timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(10.0, description="Time to fetch one of them")
     media_fetches_max: Annotated[int, Field(ge=1, le=1000)] = Field(16, description="Fetches of one request")
@@ -336,6 +341,9 @@ class MoneySettings(BaseModel):
 
     money_lease_s: Seconds = Field(
         60.0, description="A gateway silent for 1.5× this lease loses its holds; equal for all on one Redis"
+    )
+    budget_wait_s: float = Field(
+        10.0, ge=0, le=600, description="How long a request waits for money that others hold, before 429 `budget_held`"
     )
     money_sweep_s: Seconds = Field(15.0, description="Interval of the search for abandoned holds")
     rate_limits_fail_open: bool = Field(

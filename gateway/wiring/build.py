@@ -352,4 +352,5 @@ def _app(
     pace = edge.BodyPace(settings.body_s_max, settings.body_bytes_per_s_min)
     accesses = Accesses(base.metrics, settings.access_log)
     served = edge.Direct(app, *direct) if direct else app
-    return edge.Edge(served, settings.in_flight_max, abandoned, pace, accesses, lambda: health.draining, shared)
+    leaving, bodies = lambda: health.draining, settings.bodies_bytes_max
+    return edge.Edge(served, settings.in_flight_max, abandoned, pace, accesses, leaving, shared, bodies)

@@ -37,12 +37,13 @@ from gateway.core.loop.turns.replanning import DISTANCE_MAX, Replanning
 from gateway.core.pool.workers import Price
 from gateway.service.admin.sessions import Sessions
 from gateway.service.batches.conversations import StoredConversations
-from gateway.service.loop.calls import Calls, RetryBudget
+from gateway.service.loop.calls import Calls
 from gateway.service.loop.conducting import ROUNDS_MOST, ConductorSettings
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
 from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.loop.health.breakers import Breakers
+from gateway.service.loop.health.retries import RetryBudget
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.summaries import AUTO, NOBODY, SummaryRules
 from gateway.service.money.stores import StoreGuard
@@ -168,6 +169,7 @@ def admission_of(base: Base, planning: ConductorSettings | None, shortage: Short
             settings.explore_share_max,
             short=lambda: shortage.short,
         ),
+        held_wait_s=settings.budget_wait_s,
         worth=worth_of(settings),
         traced=bool(settings.otel_url),
     )

@@ -22,9 +22,10 @@ from gateway.core.loop.plan import REASONS, Plan, validate
 from gateway.core.openai.reply import reply_text
 from gateway.core.pool.workers import Price, pool_hash
 from gateway.errors import BatonError, PlanRefused, UpstreamError
-from gateway.service.loop.calls import Calls, RetryBudget
+from gateway.service.loop.calls import Calls
 from gateway.service.loop.checks import verdicts_of
 from gateway.service.loop.conducting import prompt_input
+from gateway.service.loop.health.retries import RetryBudget
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.shown import pool_entry
 from gateway.service.loop.state import EarlyStart, HoldRecord, Loop, Planner, Situation, Tree

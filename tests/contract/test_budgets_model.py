@@ -107,6 +107,16 @@ class Agreement(RuleBasedStateMachine):
 
         self.both(lambda: self.ledger.hold(hold_id, most, least, where, lease_ms), granted())
 
+    @rule(g=st.integers(0, 2), hold_id=ids, total=amounts, more=limits)
+    def grow(self, g: int, hold_id: str, total: int, more: int | None) -> None:
+        entry = self.ledger.holds.get(hold_id)
+        where = [Scope(name, more) for name in (entry.scopes if entry is not None else NAMES[:1])] or [Scope("-", more)]
+
+        async def grown() -> int:
+            return (await self.gateways[g].grow(Hold(hold_id, 0, tuple(where)), total)).granted_nano
+
+        self.both(lambda: self.ledger.grow(hold_id, total, where), grown())
+
     @rule(g=st.integers(0, 2), hold_id=ids, actual=amounts)
     def post(self, g: int, hold_id: str, actual: int) -> None:
         self.both(lambda: self.ledger.settle(hold_id, "posted", actual), self.gateways[g].post(hold_id, actual))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from gateway.core.money.ledger import Balance, Hold, Scope, SettledState, check_nano
 from gateway.errors import MoneyUnavailable
@@ -40,10 +41,12 @@ class FakeBudgets:
 
     def __init__(self, store: FakeBudgetStore | None = None) -> None:
         self.store = store or FakeBudgetStore()
+        self.exhausted: set[str] = set()
         self._epoch = 0
         self._refused: str | None = None
         self._open: dict[str, Hold] = {}
         self._settled: dict[str, Settlement] = {}
+        self._late: dict[str, Settlement] = {}
 
     @property
     def epoch_lost(self) -> bool:
@@ -71,9 +74,21 @@ class FakeBudgets:
         if self.store.now_ms() < self.store.wait_until_ms:
             raise MoneyUnavailable("other gateways still put theirs back")
         granted = ledger.hold(hold_id, amount_nano, amount_min_nano, scopes, until_ms)
-        hold = Hold(hold_id, granted, tuple(scopes))
+        hold = Hold(hold_id, granted, tuple(scopes), ledger.room(scopes))
         self._open.setdefault(hold_id, hold)
         return hold
+
+    async def grow(self, hold: Hold, total_nano: int) -> Hold:
+        ledger = self._ledger()
+        waits = self.store.now_ms() < self.store.wait_until_ms
+        granted = ledger.grow(hold.id, 0 if waits else total_nano, hold.scopes)
+        grown = replace(hold, granted_nano=granted, room_nano=0 if waits else ledger.room(hold.scopes))
+        if hold.id in self._open:
+            self._open[hold.id] = grown
+        return grown
+
+    def forsake(self, hold_id: str) -> None:
+        self._late[hold_id] = Settlement(hold_id, 0, ())
 
     async def post(self, hold_id: str, actual_nano: int) -> int:
         return self._settle(hold_id, "posted", check_nano(actual_nano))
@@ -132,7 +147,8 @@ class FakeBudgets:
         if self.store.epoch == 0:
             return False
         self._epoch = self.store.epoch
-        await self.count(list(self._settled.values()))
+        await self.count([*self._late.values(), *self._settled.values()])
+        self._late.clear()
         self._restore(self._open.values())
         return True
 
@@ -166,6 +182,8 @@ class FakeBudgets:
             self._ledger()
         except MoneyUnavailable:
             return False
+        await self.count(list(self._late.values()))
+        self._late.clear()
         return True
 
     async def close(self) -> None:
@@ -176,7 +194,12 @@ class FakeBudgets:
         if hold is not None:
             charge = {"posted": actual_nano, "voided": 0, "uncertain": hold.granted_nano}[state]
             self._settled[hold_id] = Settlement(hold_id, charge, tuple(scope.name for scope in hold.scopes))
-        return self._ledger().settle(hold_id, state, actual_nano)
+        try:
+            return self._ledger().settle(hold_id, state, actual_nano)
+        except MoneyUnavailable:
+            if hold is not None:
+                self._late[hold_id] = self._settled[hold_id]
+            raise
 
     def _restore(self, holds: Iterable[Hold]) -> None:
         until_ms = self.store.now_ms() + round(LEASE_S * 1000)

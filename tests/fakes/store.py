@@ -234,7 +234,9 @@ class FakeStore:
     async def open_holds(self) -> Sequence[Mapping[str, Any]]:
         self._up()
         names = ("hold_id", "rollout_id", "amount_nano", "scopes", "at")
-        holds = [r for r in self.rows.ledger if r["kind"] == "hold" and not self._settled(r["hold_id"])]
+        opened = [r for r in self.rows.ledger if r["kind"] == "hold" and not self._settled(r["hold_id"])]
+        opened.sort(key=lambda r: (r["amount_nano"], r["event_id"]))
+        holds = list({r["hold_id"]: r for r in opened}.values())  # the largest of each
         sent: dict[str, int] = {}
         for row in self.rows.ledger:
             if row["kind"] == "dispatched":

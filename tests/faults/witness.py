@@ -98,7 +98,7 @@ LEDGER = "SELECT hold_id, rollout_id, kind, amount_nano, scopes FROM ledger"
 TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
 ENDED = "kind IN ('posted', 'voided', 'uncertain')"
 OPEN_HOLDS = f"""
-SELECT (SELECT count(*) FROM ledger WHERE kind = 'hold') - (SELECT count(*) FROM ledger WHERE {ENDED})
+SELECT (SELECT count(DISTINCT hold_id) FROM ledger WHERE kind = 'hold') - (SELECT count(*) FROM ledger WHERE {ENDED})
 """  # noqa: S608 - two constants
 POSTED = """
 SELECT scope ->> 0, sum(amount_nano) FROM ledger, jsonb_array_elements(scopes) AS scope

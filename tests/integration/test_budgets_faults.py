@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -16,7 +17,7 @@ from gateway.errors import BudgetExceeded, ConfigError, MoneyUnavailable
 from gateway.service.ports.money import Settlement
 from tests.redis_server import RedisServer, free_port, start_redis
 from tests.sizes import SIZE, SLACK
-from tests.waiting import at_some_pace
+from tests.waiting import BOUND_S, at_some_pace
 
 KEY = Scope("key:k", 50)
 REFUSED_WITHIN_S = 0.25
@@ -268,3 +269,66 @@ async def test_a_redis_that_may_evict_is_refused(tmp_path: Path) -> None:
     await redis.aclose()
     await budgets.close()
     server.stop()
+
+
+async def test_what_a_hung_redis_carries_out_late_blocks_no_money(server: RedisServer, budgets: RedisBudgets) -> None:
+    await budgets.hold("ends", 10, 10, [KEY], 60)
+    server.freeze()
+    with pytest.raises(MoneyUnavailable):
+        await budgets.hold("refused", 30, 30, [KEY], 60)
+    budgets.forsake("refused")
+    with pytest.raises(MoneyUnavailable):
+        await budgets.post("ends", 4)
+    server.thaw()
+
+    async def settled() -> bool:
+        return await budgets.ready() and await budgets.balance("key:k") == Balance(4, 0)
+
+    async with asyncio.timeout(BOUND_S):
+        while not await settled():
+            await asyncio.sleep(0.02)
+    assert (await budgets.hold("next", 46, 46, [KEY], 60)).granted_nano == 46
+
+
+async def said(redis: Redis, *command: str) -> Any:
+    """The reply of Redis to a command."""
+    return await redis.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("fields", [{"format": "3", "sizes": "0 0 0"}, {"format": None, "sizes": None}])
+async def test_balances_in_another_form_are_refused_at_the_start_while_somebody_uses_them(
+    server: RedisServer, fields: dict[str, str | None]
+) -> None:
+    """Of a version to come, which names its form, and of the first one, which knew neither form nor sizes."""
+    kept = [part for name, value in fields.items() if value is not None for part in (name, value)]
+    async with Redis.from_url(server.url) as redis:
+        await said(redis, "HSET", "{baton}:epoch", "epoch", "1", "run", "r", "gen", "g", *kept)
+        mine = RedisBudgets(server.url)
+
+        async def others_look(seconds: float) -> None:
+            await said(redis, "HGET", "{baton}:epoch", "epoch")
+
+        with pytest.raises(ConfigError, match="stop all of them, then start this version"):
+            await mine.check(others_look)
+        await mine.check()  # in real time nobody looks; it has waited for that
+        assert not await mine.join()
+        await mine.load({"key:k": 7})
+        assert await mine.balance("key:k") == Balance(7, 0)
+        await mine.check(others_look)
+        assert await said(redis, "HGET", "{baton}:epoch", "format") == b"2"
+        await mine.close()
+
+
+async def test_the_version_before_this_one_counts_beside_it(server: RedisServer, budgets: RedisBudgets) -> None:
+    """Its balances do not name their form; its script reads and writes the same fields, grown holds among them."""
+    async with Redis.from_url(server.url) as redis:
+        await said(redis, "HDEL", "{baton}:epoch", "format")
+        grown = await budgets.grow(await budgets.hold("a", 10, 10, [KEY], 60), 30)
+        fields = await said(redis, "HMGET", "{baton}:hold:a", "granted", "state", "n")
+        assert fields == [b"30", b"open", b"1"]
+    assert await budgets.post("a", 12) == 12
+    assert (await budgets.balance("key:k"), grown.granted_nano) == (Balance(12, 0), 30)
+    other = RedisBudgets(server.url)
+    await other.check()
+    assert await other.join()
+    await other.close()

@@ -53,18 +53,34 @@ class Ledger:
             if entry.state != "open":
                 raise hold_closed(hold_id)
             return entry.granted_nano
-        granted = amount_nano
-        for scope in scopes:
-            left = self.left(scope)
-            if left < amount_min_nano:
-                raise budget_exceeded(scope, left, amount_min_nano)
-            granted = min(granted, left)
+        short = [scope for scope in scopes if self.left(scope) < amount_min_nano]
+        spent = [scope for scope in short if self.left(scope) + self.balance(scope.name).held_nano < amount_min_nano]
+        for scope in (*spent, *short):
+            held = self.balance(scope.name).held_nano
+            raise budget_exceeded(scope, self.left(scope), amount_min_nano, held)
+        granted = min(amount_nano, self.room(scopes))
         self.restore(hold_id, granted, [scope.name for scope in scopes], lease_until_ms)
         return granted
 
+    def grow(self, hold_id: str, total_nano: int, scopes: Sequence[Scope]) -> int:
+        """Let an open hold grow to this total, as far as each scope has room; returns what it has then. Raises NotFound
+        for an id that was never held, Conflict for one that is settled."""
+        check_nano(total_nano)
+        entry = self.holds.get(hold_id)
+        if entry is None:
+            raise hold_unknown(hold_id)
+        if entry.state != "open":
+            raise hold_closed(hold_id)
+        more = min(max(0, total_nano - entry.granted_nano), self.room(scopes))
+        self._enlarge(entry, entry.granted_nano + more)
+        return entry.granted_nano
+
     def restore(self, hold_id: str, granted_nano: int, scopes: Sequence[str], lease_until_ms: int) -> None:
-        """Restore a hold granted before a rebuild, whatever the headroom is now. Ignore a known id."""
-        if hold_id in self.holds:
+        """Restore a hold granted before a rebuild, whatever the headroom is now. Ignore a settled id; an open hold has
+        at least this much then."""
+        if (entry := self.holds.get(hold_id)) is not None:
+            if entry.state == "open":
+                self._enlarge(entry, max(entry.granted_nano, granted_nano))
             return
         self.holds[hold_id] = Entry(granted_nano, tuple(scopes), lease_until_ms)
         for name in scopes:
@@ -135,6 +151,15 @@ class Ledger:
 
     def balance(self, scope: str) -> Balance:
         return Balance(self.posted.get(scope, 0), self.held.get(scope, 0))
+
+    def room(self, scopes: Sequence[Scope]) -> int:
+        """What each of these scopes has left, in nano-dollars."""
+        return max(0, min(self.left(scope) for scope in scopes))
+
+    def _enlarge(self, entry: Entry, granted_nano: int) -> None:
+        for name in entry.scopes:
+            self.held[name] = self.held.get(name, 0) + granted_nano - entry.granted_nano
+        entry.granted_nano = granted_nano
 
     def left(self, scope: Scope) -> int:
         """Headroom in nano-dollars; negative where a provider billed above its bound."""

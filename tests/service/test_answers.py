@@ -344,9 +344,8 @@ async def test_n_is_made_of_calls_where_a_worker_gives_one_choice(n: int) -> Non
 
 
 async def test_the_hold_covers_every_call_of_a_fan_out() -> None:
-    kit = Kit(pools=one(cannot=("n",)))
-    alone = await kit.serve(ask(model="alpha"))
-    many = await kit.serve(ask(model="alpha", n=5))
+    alone = await Kit(pools=one(cannot=("n",))).serve(ask(model="alpha"))
+    many = await Kit(pools=one(cannot=("n",))).serve(ask(model="alpha", n=5))
     assert many.record.hold_nano >= 5 * alone.record.hold_nano
 
 

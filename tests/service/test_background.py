@@ -95,7 +95,7 @@ async def record_at_end(kit: Kit, running: Running) -> Any:
     settled = [event.payload["charged_nano"] for event in kit.journal.of_kind("settle")]
     assert settled == [record.cost_nano] == [parts] == [await kit.posted_nano()]
     assert await kit.open_nano() == 0
-    assert len({event.id for event in kit.journal.of_kind("hold")}) == 1
+    assert len({event.payload["hold_id"] for event in kit.journal.of_kind("hold")}) == 1
     assert record.hold_nano >= record.cost_nano
     return record
 

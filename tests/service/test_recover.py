@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.log.events import Event, uuid7
-from gateway.core.money.ledger import Scope
+from gateway.core.money.ledger import Balance, Hold, Scope
 from gateway.errors import MoneyUnavailable
 from gateway.service.money.recover import Recovery
 from gateway.service.ports.request import Clock
@@ -297,3 +297,21 @@ async def test_a_journal_behind_the_database_keeps_money_closed() -> None:
     with pytest.raises(MoneyUnavailable, match="has not reached the database yet"):
         await world.recovery.rebuild()
     assert not world.recovery.first.is_set()
+
+
+async def test_a_grown_hold_is_charged_for_what_left_under_it_and_comes_back_whole(world: World) -> None:
+    hold_id = await world.hold(100)
+    await world.event("dispatch", hold_id, step_id="1.0", attempt=1, worker="w", bound_nano=90)
+    grown = await world.budgets.grow(Hold(hold_id, 100, (KEY,)), 250)
+    await world.event("hold", hold_id, amount_nano=grown.granted_nano)
+    await world.event("dispatch", hold_id, step_id="1.1", attempt=1, worker="w", bound_nano=120)
+    world.redis.flush()
+    other = FakeBudgets(world.redis)
+    await Recovery(other, world.store, world.journal, world.clock, lease_s=LEASE_S, sweep_s=0.01).rebuild()
+    assert await other.balance("key:k") == Balance(0, 250)
+    world.pass_s(LEASE_S * 2)
+    recovery = Recovery(other, world.store, world.journal, world.clock, lease_s=LEASE_S, sweep_s=0.01)
+    assert await recovery.sweep() == 0
+    world.pass_s(LEASE_S / 2)
+    assert await recovery.sweep() == 1
+    assert await other.balance("key:k") == Balance(210, 0)

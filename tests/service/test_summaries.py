@@ -225,20 +225,6 @@ async def test_no_step_loses_its_call_to_a_summary(caps: Caps, usd: int, why: st
     assert await kit.text(running) == "done"
 
 
-async def test_the_hold_of_a_plan_covers_a_dear_summarizer() -> None:
-    dear = Price(input_usd_per_mtok=Decimal(100), output_usd_per_mtok=Decimal(200))
-    held: list[int] = []
-    for rules in (SummaryRules(), RULES):
-        kit = a_kit(
-            pools=pools(price=dear, cannot=["tools"]),
-            summaries=rules,
-            caps=Caps(wall_s=60.0, calls=2, cost_nano=10**13),
-        )
-        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-        held.append((await kit.serve(request_body(tools=[tool]))).record.hold_nano)  # which `sum` cannot answer
-    assert held[1] > 2 * held[0], held
-
-
 async def test_a_metadata_log_has_the_call_and_no_words() -> None:
     kit = a_kit()
     running = await kit.serve(request_body())
@@ -304,7 +290,7 @@ async def test_without_a_summary_the_turns_are_dropped_as_before_and_the_log_say
     assert await kit.open_nano() == 0
 
 
-async def test_one_that_hangs_is_left_after_its_time_and_charged_in_full() -> None:
+async def test_one_that_hangs_is_left_after_its_time_and_charged_an_estimate() -> None:
     kit = a_kit({"sum": Says(SUMMARY, delay_s=600.0)}, summaries=SummaryRules("sum", 200, timeout_s=0.05))
     running = await kit.serve(request_body())
     assert await kit.text(running) == "done"
@@ -312,7 +298,8 @@ async def test_one_that_hangs_is_left_after_its_time_and_charged_in_full() -> No
     assert kit.workers.cancelled == ["sum"]
     attempt = running.record.steps[1].attempts[0]
     bounds = [e.payload["bound_nano"] for e in kit.journal.events if e.kind == "dispatch"]
-    assert (attempt.summary or {})["cost_nano"] in bounds
+    assert 0 < (attempt.summary or {})["cost_nano"] < max(bounds)
+    assert attempt.counted_by == "pace"
     assert await kit.posted_nano() == running.record.cost_nano <= running.record.hold_nano
     assert await kit.open_nano() == 0
 

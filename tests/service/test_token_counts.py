@@ -9,6 +9,7 @@ import pytest
 from gateway.core.money.amounts import TOKENS_PER_REQUEST, Usage
 from gateway.core.openai.vendors.usage import TOKENS_PER_CHOICE, TOKENS_PER_TURN
 from gateway.errors import UpstreamError, UpstreamProtocol
+from gateway.service.money.charges import Paces
 from tests.fakes.tokens import WordCounter
 from tests.fakes.workers import Says
 from tests.kit import Kit, ask, items_of
@@ -106,13 +107,29 @@ async def test_a_request_that_ends_while_it_is_counted_is_billed_by_bytes() -> N
     assert await kit.open_nano() == 0
 
 
-async def test_an_answer_that_never_came_is_charged_its_bound() -> None:
-    kit = Kit(workers={"alpha": UpstreamError("gone")}, tokens=WordCounter(), attempts_max=1)
-    running = await kit.serve(ask(ASKED, model="alpha"))
-    (step,) = running.record.steps
-    assert (step.usage_estimated, step.attempts[-1].counted_by) == (True, "bound")
+async def test_an_answer_that_never_came_is_charged_its_prompt_and_a_usual_reply() -> None:
+    gone = UpstreamError("gone")
+    kit = Kit(workers={"alpha": [Says("hi", usage=Usage(9, 2)), gone, gone]}, tokens=WordCounter(), attempts_max=1)
+    usual = await kit.serve(ask(ASKED, model="alpha"))
+    assert (usual.record.completion_tokens, usual.record.steps[0].usage_estimated) == (2, False)
+    silent = await kit.serve(ask(ASKED, model="alpha"))
+    (step,) = silent.record.steps
+    assert (step.usage_estimated, step.attempts[-1].counted_by) == (True, "pace")
+    prompt_tokens = step.prompt_tokens
+    assert 5 <= prompt_tokens < PROMPT_TOKENS  # by the worker's tokenizer, within what is held
+    assert 2 <= step.completion_tokens <= 64  # a usual reply, or what its pace makes of the time; within what is held
+    assert step.cost_nano == nano(prompt_tokens, step.completion_tokens)
 
 
 async def _read(said: object) -> None:
     async for _ in said:  # type: ignore[attr-defined]
         pass
+
+
+def test_a_silent_worker_made_a_usual_reply_or_what_its_pace_makes_of_the_time() -> None:
+    paces = Paces()
+    assert paces.tokens("new", 0.1) == 300  # as of a typical call
+    paces.learn("known", 20, 2.0)
+    assert [paces.tokens("known", seconds) for seconds in (0.1, 1.0, 2.0, 10.0)] == [20, 20, 20, 100]
+    paces.learn("known", 120, 2.0)
+    assert paces.tokens("known", 1.0) == 30  # the newest counts a tenth

@@ -203,6 +203,18 @@ async def test_a_cache_for_an_hour_is_held_for_at_its_price(where: str) -> None:
     assert bounds[1] / bounds[0] == pytest.approx(6 / 3.75, rel=0.02)
 
 
+async def test_a_worker_that_caches_for_an_hour_by_itself_is_held_for_so() -> None:
+    prices = {f"{part}_usd_per_mtok": usd for part, usd in LIST["claude"].items()}
+    for hour, rate in ((None, 3_750), ("6", 6_000)):
+        price = Price.model_validate(prices | {"cache_write_1h_usd_per_mtok": hour})
+        spec = model_worker("claude", "hclaude", price=price, context_tokens=1_000_000)
+        kit = Kit(pools=PoolFile(workers=(spec,), pools={"default": ("claude",)}))
+        running = await kit.serve(ask("x" * 4096, model="claude", max_tokens=16))
+        assert running.error is None
+        [dispatch] = kit.journal.of_kind("dispatch")
+        assert dispatch.payload["bound_nano"] // rate in range(4096, 4400)
+
+
 async def test_what_is_held_for_a_prompt_with_sound_is_at_the_price_of_sound() -> None:
     sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "mp3"}}
     kit = Kit(pools=PoolFile(workers=(listed("gemini"),), pools={"default": ("gemini",)}))

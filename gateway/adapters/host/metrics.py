@@ -23,8 +23,8 @@ log = logging.getLogger("baton")
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 CODES_MAX = 100  # of error codes as values of a label; any further one is counted as `other`
 COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
-FALLBACKS = (*SERVER_FAULTS, "conductor_unparseable", "worker_failed")
-REFUSALS = ("down", "slow", "refused", "unparseable")
+FALLBACKS = (*SERVER_FAULTS, "conductor_unparseable", "conductor_cost", "worker_failed")
+REFUSALS = ("down", "slow", "refused", "unparseable", "cost")
 CAPS = ("cost", "calls", "tokens", "depth", "wall_s", "worker")
 DEGRADED = ("experience", "examples", "settle", "sticky", "vendor_state")
 OVERHEAD_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1)
@@ -61,10 +61,15 @@ class PrometheusMetrics:
         self._cost = self._counter("cost_usd", "Dollars spent, by worker (`conductor` for planning)", "worker")
         self._steps = self._counter("steps", "Worker calls of plans, by worker and how they ended", "worker", "status")
         self._step_seconds = self._histogram("step_seconds", "One worker call", SECONDS, "worker")
-        self._attempts = self._counter(
-            "worker_attempts", "Attempts at workers, by outcome: ok, or the error's code", "worker", "outcome"
-        )
+        attempts = "Attempts at workers, by outcome: ok, or the error's code"
+        self._attempts = self._counter("worker_attempts", attempts, "worker", "outcome")
         self._retries = self._counter("worker_retries", "Attempts after the first of a call", "worker")
+        self._estimates = self._counter(
+            "usage_estimates",
+            "Attempts that were not charged by the worker's own count, by what counted",
+            "worker",
+            "by",
+        )
         self._tokens = self._counter("tokens", "Tokens of worker calls", "worker", "kind")
         self._plan_seconds = self._histogram("plan_seconds", "One planning call of the conductor", SECONDS)
         self._refusals = self._counter("plans_refused", "Conductor plans not used, by reason", "reason")
@@ -139,12 +144,10 @@ class PrometheusMetrics:
         alerts = "Attempts to send an alert by result, and alerts that were given up"
         self._alerts = self._counter("alerts_out", alerts, "kind", "result")
         self._figures_read = self._gauge("figures_read_seconds", "When the ledger was read last, in Unix seconds")
-        self._loop_lag = self._histogram(
-            "event_loop_lag_seconds", "How late the event loop ran a timer", OVERHEAD_SECONDS
-        )
-        build = self._gauge("build_info", "1 for the version that runs", "version", "python")
-        build.labels(version, platform.python_version()).set(1)
-        self._build_info = build
+        lag = "How late the event loop ran a timer"
+        self._loop_lag = self._histogram("event_loop_lag_seconds", lag, OVERHEAD_SECONDS)
+        self._build_info = self._gauge("build_info", "1 for the version that runs", "version", "python")
+        self._build_info.labels(version, platform.python_version()).set(1)
 
     def _begin_at_zero(self) -> None:
         """Show the series that alerts watch before their first event: `increase` needs a value to increase from."""
@@ -157,6 +160,7 @@ class PrometheusMetrics:
             (self._policy_rollbacks, ("validity", "errors", "outcome", "cost", "refused")),
             (self._dead_letters, ("rollout", "settle", "unknown")),
             (self._damaged, ("torn", "corrupt")),
+            (self._estimates, ("clipped", "pace")),
         ):
             for value in values:
                 counter.labels(value)
@@ -221,6 +225,8 @@ class PrometheusMetrics:
             self._of(self._step_seconds, step.worker).observe(max(0, step.finished_us - step.started_us) / 1e6)
         for attempt in step.attempts:
             self._of(self._attempts, attempt.worker or step.worker, _outcome(attempt.error)).inc()
+            if attempt.counted_by:
+                self._of(self._estimates, attempt.counted_by).inc()
         if own := sum(attempt.worker is None for attempt in step.attempts):
             self._of(self._retries, step.worker).inc(own - 1)
         if step.child_rollout_id is not None:

@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 from gateway.adapters.host.pricemap import offline_price
 from gateway.adapters.host.yamlfile import Document, Loc, read
 from gateway.adapters.upstream import tokens
-from gateway.adapters.upstream.reach.ways import Ways
+from gateway.adapters.upstream.http1.ways import Ways
 from gateway.core.pool.changes import with_first_token
 from gateway.core.pool.handles import neutral_handles
 from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, PoolFile, Price, ToolSpec, WorkerSpec, is_reference
@@ -106,11 +106,17 @@ def _add_handles(data: dict[str, Any]) -> None:
         worker["handle"] = handles[worker["name"]]
 
 
+ANTHROPIC_KEY = "ANTHROPIC_API_KEY"
+
+
 def secrets(pool: PoolFile, env: Mapping[str, str]) -> dict[str, str]:
     """Map each worker that has a secret to it, by name, and each secret of its `env` by `NAME VARIABLE`. Raises
-    ConfigError as `resolve_secret` does. That of its proxy is `NAME proxy`."""
+    ConfigError as `resolve_secret` does. That of its proxy is `NAME proxy`. A model at Anthropic itself has the key of
+    Anthropic's own variable, if its entry names none."""
     every = ((worker, place, ref) for worker in pool.workers for place, ref in _references(worker))
-    return {" ".join((worker.name, *_suffix(place))): resolve_secret(ref, env) for worker, place, ref in every}
+    named = {" ".join((worker.name, *_suffix(place))): resolve_secret(ref, env) for worker, place, ref in every}
+    theirs = [worker.name for worker in pool.workers if worker.claude and worker.url is None]
+    return (dict.fromkeys(theirs, key) if (key := env.get(ANTHROPIC_KEY, "").strip()) else {}) | named
 
 
 def _suffix(place: tuple[str, ...]) -> tuple[str, ...]:

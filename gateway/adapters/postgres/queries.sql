@@ -204,9 +204,10 @@ WITH recent AS (
     AND NOT starts_with(o.source, 'signal:') ORDER BY starts_with(o.source, 'judge:'), o.created_at DESC LIMIT 1) AS value
   FROM recent
 ), open_holds AS (
-  SELECT h.amount_nano FROM ledger AS h
+  SELECT max(h.amount_nano) AS amount_nano FROM ledger AS h
   WHERE h.event_id > CAST(:hour_id AS uuid) AND h.kind = 'hold' AND NOT EXISTS (
     SELECT FROM ledger AS s WHERE s.hold_id = h.hold_id AND s.kind IN ('posted', 'voided', 'uncertain'))
+  GROUP BY h.hold_id
 ), uncertain AS (
   SELECT u.amount_nano FROM ledger AS u
   WHERE u.event_id > CAST(:day_id AS uuid) AND u.kind = 'uncertain' AND NOT EXISTS (
@@ -286,10 +287,12 @@ GROUP BY CAST(r.created_at AT TIME ZONE 'UTC' AS date), s.worker
 ORDER BY 1, 4 DESC, 2
 
 -- name: open_holds
--- Holds that nothing settled, newest first. Ids are of UUID version 7, so the primary key finds those since a time.
+-- Holds that nothing settled, as large as they have grown, newest first. Ids are of UUID version 7, so the primary key
+-- finds those since a time.
 SELECT h.hold_id, h.rollout_id, h.amount_nano, h.at, h.scopes FROM ledger AS h
 WHERE h.event_id > CAST(:since_id AS uuid) AND h.kind = 'hold' AND NOT EXISTS (
-  SELECT FROM ledger AS s WHERE s.hold_id = h.hold_id AND s.kind IN ('posted', 'voided', 'uncertain'))
+  SELECT FROM ledger AS s WHERE s.hold_id = h.hold_id AND (s.kind IN ('posted', 'voided', 'uncertain')
+    OR s.kind = 'hold' AND (s.amount_nano, s.event_id) > (h.amount_nano, h.event_id)))
 ORDER BY h.event_id DESC LIMIT :most
 
 -- name: worker_success

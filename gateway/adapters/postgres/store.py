@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from psycopg import sql
-from sqlalchemy import ColumnElement, Select, Table, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Select, Table, func, literal_column, select, tuple_, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -163,8 +163,8 @@ class PostgresStore:
             return await _posted(connection) if free else None
 
     async def open_holds(self) -> Sequence[Mapping[str, Any]]:
-        """Holds without a settlement, oldest first: {hold_id, rollout_id, amount_nano, scopes, at, dispatched_nano}:
-        what the calls could cost that left under it, None where none did."""
+        """Holds without a settlement, as large as they have grown, oldest first: {hold_id, rollout_id, amount_nano,
+        scopes, at, dispatched_nano}: what the calls could cost that left under it, None where none did."""
         async with self.begin(RECOVERY_TIMEOUT_S) as connection:
             return await _open(connection)
 
@@ -186,15 +186,20 @@ async def _posted(connection: AsyncConnection) -> dict[str, int]:
 
 
 async def _open(connection: AsyncConnection) -> list[dict[str, Any]]:
-    other = ledger.alias()
+    other, larger = ledger.alias(), ledger.alias()
     settled = select(other.c.hold_id).where(other.c.hold_id == ledger.c.hold_id, other.c.kind.in_(SETTLED))
     sent = select(func.sum(other.c.amount_nano)).where(
         other.c.hold_id == ledger.c.hold_id, other.c.kind == "dispatched"
     )
     names = ("hold_id", "rollout_id", "amount_nano", "scopes", "at")
     query = select(*(ledger.c[name] for name in names), sent.scalar_subquery().label("dispatched_nano"))
-    query = query.where(ledger.c.kind == "hold", ~settled.exists()).order_by(ledger.c.at).limit(HOLDS_MAX)
-    rows_found = (await connection.execute(query)).mappings()
+    grown = select(larger.c.hold_id).where(
+        larger.c.hold_id == ledger.c.hold_id,
+        larger.c.kind == "hold",
+        tuple_(larger.c.amount_nano, larger.c.event_id) > tuple_(ledger.c.amount_nano, ledger.c.event_id),
+    )
+    query = query.where(ledger.c.kind == "hold", ~settled.exists(), ~grown.exists())
+    rows_found = (await connection.execute(query.order_by(ledger.c.at).limit(HOLDS_MAX))).mappings()
     return [{**row, "dispatched_nano": _int(row["dispatched_nano"])} for row in rows_found]
 
 

@@ -1,18 +1,22 @@
 -- Money over several scopes in one atomic step. Model: core/money/ledger.py. Reasons: docs/adr/0003.
 --
 -- KEYS  1 epoch   hash: epoch, run (the server's run id at the rebuild), wait (ms of the server's clock until which
---                 other gateways may still put their own holds back), gen (the token of the rebuild) and sizes (of the
---                 next three keys after the last call); or loading, the token, while a rebuild is under way
+--                 other gateways may still put their own holds back), gen (the token of the rebuild), sizes (of the
+--                 next three keys after the last call) and format; or loading, the token, while a rebuild is under way
 --       2 posted  hash: scope -> nano-dollars spent for good, less what was credited
 --       3 held    hash: scope -> nano-dollars of open holds
 --       4 open    sorted set: hold id -> end of its lease, ms of the server's clock
 --       5 the hold: hash: gen, state, granted, charged, over, n, s1..sn; or the prefix of all holds. One of another
 --                 gen is from before the rebuild and does not count
 -- ARGV  1 operation  2 the caller's epoch, "" for none  3.. the operation's own
--- Replies {status, ...}: ok | stale | wait | refused | closed | unknown | none | load | evicts
+-- Replies {status, ...}: ok | stale | wait | refused | closed | unknown | none | load | evicts | format
 --
 -- A balance that is not there counts as zero, so none may be lost unseen: a call that finds other sizes than the last
 -- one left, or an open hold without its hash, ends the epoch.
+--
+-- FORMAT names what these keys hold. A script that writes them in another way has another one, and gateways with
+-- different formats refuse to share them. Balances without the field are of format 2, or of format 1 where they have no
+-- sizes either.
 --
 -- All keys share one hash tag. Redis 6.2 is enough. Lua numbers are doubles: exact up to 2^53.
 
@@ -20,6 +24,7 @@ redis.replicate_commands() -- TIME and INFO come before writes; the default sinc
 
 local EPOCH, POSTED, HELD, OPEN, HOLD = unpack(KEYS)
 local OP, CALLER = ARGV[1], ARGV[2]
+local FORMAT = '2'
 local NANO_MAX = 9007199254740991
 local SETTLED_KEPT_S = 86400
 local WAIT_MS_MAX = 10000
@@ -51,13 +56,19 @@ local function sizes()
   return redis.call('HLEN', POSTED) .. ' ' .. redis.call('HLEN', HELD) .. ' ' .. redis.call('ZCARD', OPEN)
 end
 
-local stored = redis.call('HMGET', EPOCH, 'epoch', 'run', 'sizes', 'gen', 'loading')
+local IDLE_S = OP == 'starts' and redis.pcall('OBJECT', 'IDLETIME', EPOCH) -- since another call looked
+local stored = redis.call('HMGET', EPOCH, 'epoch', 'run', 'sizes', 'gen', 'loading', 'format')
 local GEN = stored[4] or stored[5]
 local LOST = false -- whether a hash was not there that must be
 
+-- The format of the balances that are there; this script's where there are none.
+local function format()
+  return stored[6] or stored[1] and not stored[3] and '1' or FORMAT
+end
+
 -- The epoch in force; false after a flush, a restart with old data, a failover to a replica, or a lost balance.
 local function epoch()
-  return stored[1] and stored[2] == run_id() and stored[3] == sizes() and stored[1]
+  return format() == FORMAT and stored[1] and stored[2] == run_id() and stored[3] == sizes() and stored[1]
 end
 
 -- The policy by which the server removes keys when its memory is full; nil where it removes none.
@@ -126,38 +137,90 @@ local function each_hold(first, visit)
   end
 end
 
+-- Whether other gateways may still put their own holds back.
+local function waits()
+  local wait_ms = tonumber(redis.call('HGET', EPOCH, 'wait') or 0) - now_ms()
+  return wait_ms > 0 and wait_ms <= WAIT_MS_MAX -- more than that: the clock was set back
+end
+
+-- From ARGV[first] on, scope and limit ("" for none) in turns: the scopes, what each has left, what each holds, and the
+-- least that one of them has left.
+local function rooms(first)
+  local scopes, left, held, least = {}, {}, {}, NANO_MAX
+  for i = first, #ARGV, 2 do
+    local n, limit = #scopes + 1, ARGV[i + 1] == '' and NANO_MAX or nano(ARGV[i + 1])
+    scopes[n], held[n] = ARGV[i], get(HELD, ARGV[i])
+    left[n] = math.min(NANO_MAX, limit - get(POSTED, ARGV[i])) - held[n] -- a credit may make room past 2^53
+    least = math.min(least, left[n])
+  end
+  return scopes, left, held, least
+end
+
+-- Reserve so much more for an open hold of so much, in the scopes that it has.
+local function enlarge(hold, granted, more)
+  for i = 1, tonumber(redis.call('HGET', hold, 'n')) do
+    add_held(redis.call('HGET', hold, 's' .. i), more)
+  end
+  redis.call('HSET', hold, 'granted', granted + more)
+end
+
 local op = {}
 
--- id, amount, least, lease_ms, then scope and limit ("" for none) in turns
+-- id, amount, least, lease_ms, then scope and limit in turns. The scope that refuses is the first whose money is spent,
+-- else the first whose money is held.
 function op.hold()
-  local wait_ms = tonumber(redis.call('HGET', EPOCH, 'wait') or 0) - now_ms()
-  if wait_ms > 0 and wait_ms <= WAIT_MS_MAX then -- more than that: the clock was set back
+  if waits() then
     return { 'wait' }
   end
   local known = fields(HOLD, 'state', 'granted')
+  if known[1] and known[1] ~= 'open' then
+    return { 'closed' }
+  end
+  local scopes, left, held, room = rooms(7)
   if known[1] then
-    return { known[1] == 'open' and 'ok' or 'closed', tonumber(known[2]) }
+    return { 'ok', tonumber(known[2]), math.max(0, room) }
   end
-  local granted, least, scopes = nano(ARGV[4]), nano(ARGV[5]), {}
-  for i = 7, #ARGV, 2 do
-    local scope = ARGV[i]
-    local limit = ARGV[i + 1] == '' and NANO_MAX or nano(ARGV[i + 1])
-    local left = math.min(NANO_MAX, limit - get(POSTED, scope)) - get(HELD, scope) -- a credit may make room past 2^53
-    if left < least then
-      return { 'refused', #scopes, left }
+  local least = nano(ARGV[5])
+  if room < least then
+    local refused
+    for i = #scopes, 1, -1 do
+      local spent = left[i] + held[i] < least
+      if left[i] < least and (spent or not refused or left[refused] + held[refused] >= least) then
+        refused = i
+      end
     end
-    granted = math.min(granted, left)
-    scopes[#scopes + 1] = scope
+    return { 'refused', refused - 1, left[refused], held[refused] }
   end
+  local granted = math.min(nano(ARGV[4]), room)
   open_hold(HOLD, ARGV[3], granted, tonumber(ARGV[6]), scopes)
-  return { 'ok', granted }
+  return { 'ok', granted, room - granted }
 end
 
--- lease_ms, holds: from before the rebuild; one that is known, open or settled, is left alone
+-- id, total, then scope and limit in turns: the open hold grows to this total as far as each scope has room
+function op.grow()
+  local known = fields(HOLD, 'state', 'granted')
+  if known[1] ~= 'open' then
+    LOST = LOST or not known[1] and redis.call('ZSCORE', OPEN, ARGV[3]) ~= false
+    return { known[1] and 'closed' or 'unknown' }
+  end
+  local _, _, _, room = rooms(5)
+  room = waits() and 0 or math.max(0, room)
+  local granted = tonumber(known[2])
+  local more = math.min(room, math.max(0, nano(ARGV[4]) - granted))
+  if more > 0 then
+    enlarge(HOLD, granted, more)
+  end
+  return { 'ok', granted + more, room - more }
+end
+
+-- lease_ms, holds: from before the rebuild; a settled one is left alone, and an open one has at least what it is told
 function op.restore()
   each_hold(4, function(id, granted, scopes)
-    if not fields(HOLD .. id, 'state')[1] then
+    local known = fields(HOLD .. id, 'state', 'granted')
+    if not known[1] then
       open_hold(HOLD .. id, id, granted, tonumber(ARGV[3]), scopes)
+    elseif known[1] == 'open' and tonumber(known[2]) < granted then
+      enlarge(HOLD .. id, tonumber(known[2]), granted - tonumber(known[2]))
     end
   end)
   return { 'ok' }
@@ -287,6 +350,15 @@ end
 -- rebuilt, the caller joins it instead.
 local rebuild = {}
 
+-- What a gateway asks before it counts here. The balances of another format are of gateways that live if somebody looked
+-- at them a moment ago.
+function rebuild.starts()
+  if eviction() then
+    return { 'evicts', eviction() }
+  end
+  return format() ~= FORMAT and { 'format', format(), tonumber(IDLE_S) or 0 } or { 'ok' }
+end
+
 function rebuild.join()
   local current = epoch()
   return eviction() and { 'evicts', eviction() } or current and { 'ok', current } or { 'none' }
@@ -363,7 +435,7 @@ function rebuild.commit()
   local opened = t[1] .. string.format('%06d', t[2])
   redis.call('DEL', EPOCH)
   redis.call('HSET', EPOCH, 'epoch', opened, 'run', run_id(), 'wait', now_ms() + ARGV[4])
-  redis.call('HSET', EPOCH, 'gen', GEN, 'sizes', sizes())
+  redis.call('HSET', EPOCH, 'gen', GEN, 'sizes', sizes(), 'format', FORMAT)
   return { 'ok', opened }
 end
 

@@ -16,8 +16,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -39,11 +40,12 @@ from gateway.service.ports.money import LEASE_S, Settlement
 
 log = logging.getLogger("gateway.budgets")
 _AT_ONCE = 500  # scopes or holds a call, so that no call blocks Redis for long
-_ON_A_HOLD = frozenset({"hold", "settle"})
-EXHAUSTED_MAX = 10_000
+_ON_A_HOLD = frozenset({"hold", "grow", "settle"})
 _OPEN_MAX = 100_000  # holds and settlements remembered for a rebuild; far more than one process has in flight
 _IS_OPEN, _UNKNOWN = -1, -2
+FORMAT_S = 4.0  # every gateway looks at its balances twice a second
 _REBUILDING = "the budget store was restarted or emptied and is rebuilding from the ledger"
+Sleep = Callable[[float], Awaitable[None]]
 T = TypeVar("T")
 
 
@@ -67,20 +69,26 @@ class RedisBudgets:
         self._hold_prefix = f"{tag}:hold:"
         self._epoch = b""
         self._refused: str | None = None
-        self.exhausted: set[str] = set()  # scopes for which a hold was refused since the start
+        self.exhausted: set[str] = set()
         self._loading = asyncio.Lock()
         self._open: dict[str, tuple[Hold, float]] = {}  # and when it expires (monotonic s)
         self._settled: dict[str, Settlement] = {}  # not yet known to be in the ledger
+        self._late: dict[str, Settlement] = {}  # that the store did not take in time
 
-    async def check(self) -> None:
-        """Raises ConfigError if the store may remove balances when its memory is full. A store that is away is checked
-        before its balances are used."""
-        try:
-            reply = await self._script([*self._keys, self._hold_prefix], ["join", ""])
-        except RedisAway:
-            return
-        if reply[0] == b"evicts":
-            raise ConfigError(f"REDIS_URL: {evicts(reply[1].decode())}")
+    async def check(self, sleep: Sleep = asyncio.sleep) -> None:
+        """Raises ConfigError if the store may remove balances when its memory is full, and while gateways of a version
+        use it whose script keeps them in another form. A store that is away is checked before its balances are used."""
+        for pause_s in (FORMAT_S, 0.0):
+            try:
+                status, *rest = await self._script([*self._keys, self._hold_prefix], ["starts", ""])
+            except RedisAway:
+                return
+            if status == b"evicts":
+                raise ConfigError(f"REDIS_URL: {evicts(rest[0].decode())}")
+            if status != b"format" or rest[1] >= FORMAT_S - 1:
+                return
+            await sleep(pause_s)  # meanwhile the others look, if they live
+        raise ConfigError(f"REDIS_URL: {other_format(rest[0].decode())}")
 
     async def server(self) -> str:
         _, run_id = await self._run("server")
@@ -105,20 +113,30 @@ class RedisBudgets:
             raise MoneyUnavailable(self._refused)
         if self.epoch_lost:  # Redis knows nothing more, and may hang
             raise _unavailable(_REBUILDING)
-        limits = [part for s in scopes for part in (s.name, "" if s.limit_nano is None else s.limit_nano)]
         lease_ms = _ms(min(lease_s, self._lease_s))
-        status, *rest = await self._run("hold", hold_id, amount_nano, amount_min_nano, lease_ms, *limits)
+        status, *rest = await self._run("hold", hold_id, amount_nano, amount_min_nano, lease_ms, *_limits(scopes))
         if status == b"wait":
             raise _unavailable("the budget store was rebuilt a moment ago, and other gateways still put theirs back")
         if status == b"refused":
-            if len(self.exhausted) < EXHAUSTED_MAX:
-                self.exhausted.add(scopes[rest[0]].name)
-            raise budget_exceeded(scopes[rest[0]], rest[1], amount_min_nano)
+            at, left, held = rest
+            raise budget_exceeded(scopes[at], left, amount_min_nano, held)
         if status == b"closed":
             raise hold_closed(hold_id)
-        hold = Hold(hold_id, rest[0], tuple(scopes))
+        hold = Hold(hold_id, rest[0], tuple(scopes), rest[1])
         _keep(self._open, hold_id, (hold, time.monotonic() + lease_s))
         return hold
+
+    async def grow(self, hold: Hold, total_nano: int) -> Hold:
+        status, *rest = await self._run("grow", hold.id, check_nano(total_nano), *_limits(hold.scopes))
+        if status != b"ok":
+            raise hold_closed(hold.id) if status == b"closed" else hold_unknown(hold.id)
+        grown = replace(hold, granted_nano=rest[0], room_nano=rest[1])
+        if (known := self._open.get(hold.id)) is not None:
+            self._open[hold.id] = grown, known[1]
+        return grown
+
+    def forsake(self, hold_id: str) -> None:
+        _keep(self._late, hold_id, Settlement(hold_id, 0, ()))
 
     async def post(self, hold_id: str, actual_nano: int) -> int:
         return await self._settle(hold_id, "posted", check_nano(actual_nano))
@@ -224,6 +242,7 @@ class RedisBudgets:
     async def ready(self) -> bool:
         try:
             await self._run("ping")
+            await self._count_late(None)
         except MoneyUnavailable:
             return False
         return True
@@ -235,8 +254,14 @@ class RedisBudgets:
         hold, _ = self._open.pop(hold_id, (None, 0))
         if hold is not None:
             charge = {"posted": actual_nano, "voided": 0, "uncertain": hold.granted_nano}[state]
-            _keep(self._settled, hold_id, Settlement(hold_id, charge, tuple(scope.name for scope in hold.scopes)))
-        status, *rest = await self._run("settle", hold_id, state, actual_nano)
+            settlement = Settlement(hold_id, charge, tuple(scope.name for scope in hold.scopes))
+            _keep(self._settled, hold_id, settlement)
+        try:
+            status, *rest = await self._run("settle", hold_id, state, actual_nano)
+        except MoneyUnavailable:
+            if hold is not None:
+                _keep(self._late, hold_id, settlement)
+            raise
         if status == b"unknown":
             raise hold_unknown(hold_id)
         return int(rest[0])
@@ -261,10 +286,17 @@ class RedisBudgets:
 
     async def _put_back(self, epoch: bytes) -> None:
         """Put back the holds and settlements that a rebuild may lack; from then on they are in that epoch."""
+        await self._count_late(epoch)
         await self._count(list(self._settled.values()), epoch)
         for holds in _chunks(hold for hold, _ in list(self._open.values())):
             await self._run("restore", _ms(self._lease_s), *_holds(holds), epoch=epoch)
         self._epoch = epoch
+
+    async def _count_late(self, epoch: bytes | None) -> None:
+        for some in _chunks(list(self._late.values())):
+            await self._count(some, epoch)
+            for each in some:
+                self._late.pop(each.hold_id, None)
 
     async def _count(self, settlements: Sequence[Settlement], epoch: bytes | None) -> None:
         for some in _chunks(settlements):
@@ -286,6 +318,14 @@ class RedisBudgets:
                 self._epoch = b""
             raise _unavailable(_REBUILDING)
         return reply
+
+
+def other_format(found: str) -> str:
+    """What is wrong with a store that gateways of another version use."""
+    return (
+        f"gateways of another version keep their balances in it, in form {found}: stop all of them, then start this "
+        "version; the balances are rebuilt from the ledger"
+    )
 
 
 def evicts(policy: str) -> str:
@@ -316,6 +356,10 @@ def _settlements(settlements: Iterable[Settlement]) -> Iterator[str | int]:
     for each in settlements:
         yield from (each.hold_id, check_nano(each.charged_nano), len(each.scopes))
         yield from each.scopes
+
+
+def _limits(scopes: Iterable[Scope]) -> list[str | int]:
+    return [part for scope in scopes for part in (scope.name, "" if scope.limit_nano is None else scope.limit_nano)]
 
 
 def _ms(seconds: float) -> int:

@@ -28,7 +28,7 @@ import yarl
 from httpx_aiohttp import AiohttpTransport
 
 from gateway.adapters.upstream.http1.pool import ConnectionPool, Http1Reply
-from gateway.adapters.upstream.reach.ways import HandedOver, Way, Ways
+from gateway.adapters.upstream.http1.ways import HandedOver, Way, Ways
 from gateway.adapters.upstream.sse import BOM
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.body import parse_json
@@ -36,7 +36,7 @@ from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import check_task, is_raw, units_of
 from gateway.core.openai.vendors import overflow
-from gateway.core.openai.vendors.faults import Fault, fault_of, read_fault, status_of
+from gateway.core.openai.vendors.faults import VendorFault, fault_of, read_fault, status_of
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.breaker import HEALTHY, RestRules, abandoned, failed, tried
 from gateway.errors import (
@@ -208,7 +208,7 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes, secret: s
     return _fault_error(status, headers, read_fault(body), secret)
 
 
-def _fault_error(status: int, headers: Mapping[str, str], fault: Fault, secret: str | None) -> UpstreamError:
+def _fault_error(status: int, headers: Mapping[str, str], fault: VendorFault, secret: str | None) -> UpstreamError:
     message, param, code = (None if text is None else scrub(text, secret) for text in fault[:3])
     too_long = fault.is_overflow and status in overflow.STATUSES
     if too_long:  # clients shorten the conversation on this code
@@ -337,7 +337,8 @@ async def guarded(breaker: Breaker, call: ConductorCall, items: Items) -> Items:
 def encode(body: Mapping[str, Any]) -> bytes:
     """A body as JSON. Raises UpstreamRefused for a number that JSON does not have."""
     with suppress(TypeError, ValueError, OverflowError, RecursionError):  # half a surrogate pair, a large integer
-        if b"null" not in (content := _encode(body)):  # as which it would write NaN
+        content = _encode(body)
+        if b"null" not in content or not any(mark + b"null" in content for mark in (b":", b",", b"[")):  # NaN, to it
             return content
     try:
         return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()

@@ -15,7 +15,7 @@ from typing import Any
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream import replies
 from gateway.adapters.upstream.http1.pool import Http1Reply
-from gateway.adapters.upstream.reach.ways import Way
+from gateway.adapters.upstream.http1.ways import Way
 from gateway.adapters.upstream.sse import DONE, SseEvent, SseParser
 from gateway.adapters.upstream.wires import PATHS, ChunkMaker, wire_of
 from gateway.core.access import depth
@@ -55,11 +55,9 @@ class HttpWorkers:
     ) -> None:
         self._secrets = dict(secrets)
         self._depth_secret = depth_secret
-        self._places = places
+        self._places, self._ways = places, ways
         self._client = client or upstream.http_client()
-        self._ways = ways
-        self._reply_bytes_max = reply_bytes_max
-        self._event_bytes_max = event_bytes_max
+        self._reply_bytes_max, self._event_bytes_max = reply_bytes_max, event_bytes_max
         self._chunk_gap_s_max = chunk_gap_s_max
         self._whole_only: set[str] = set()  # workers that refused to stream
 
@@ -232,8 +230,7 @@ class StreamTally:
         self.text: TextChunk | None = None  # the latest chunk, where it holds nothing but text
 
     def add(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Count a chunk. Returns its part of the reply or what it says of it, without the usage, which comes at the
-        end; or None."""
+        """Count a chunk. Returns what it says of the reply, without the usage, which comes at the end; or None."""
         head = self._current_head()
         for key in HEAD:
             if key in chunk:
@@ -263,8 +260,8 @@ class StreamTally:
 
 def last_chunk(head: Mapping[str, Any], usage: Usage, *, done: bool = False) -> dict[str, Any]:
     """The last chunk of a stream, with the usage to bill. `done`: the worker said that its stream is over."""
-    end = {"done": True} if done else {}
-    return {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage), **end}
+    last = {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage)}
+    return last | ({"done": True} if done else {})
 
 
 class WorkerStream:
@@ -291,8 +288,7 @@ class WorkerStream:
         return self._tally.done
 
     async def next(self) -> list[dict[str, Any] | TextChunk] | None:
-        """The chunks that came together, a chunk of nothing but text as it was read; None at the end. Raises
-        UpstreamError, for a chunk after those before it."""
+        """The chunks that came together, those of nothing but text as read; None at the end. Raises UpstreamError."""
         if self._error is not None:
             raise self._error
         events = await self._events.next()
@@ -339,11 +335,10 @@ def as_sent(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
 
 def request_body(call: WorkerCall) -> dict[str, Any]:
     """The body to send: the pool file's defaults, overridden by the call's own body, with the upstream's model name."""
-    model = call.worker.model or ""
     return {
         **call.worker.params,
         **call.body,
-        "model": model.removeprefix("anthropic/") if call.worker.speaks_messages else model,
+        "model": call.worker.claude or call.worker.model,
     }
 
 

@@ -18,9 +18,9 @@ from typing import Any, Protocol, cast
 
 from gateway.adapters.upstream.client import http_client
 from gateway.adapters.upstream.http import HttpWorkers
+from gateway.adapters.upstream.http1.ways import Way, Ways
 from gateway.adapters.upstream.litellm import LiteLLMWorkers
 from gateway.adapters.upstream.mcp import tool_servers
-from gateway.adapters.upstream.reach.ways import Way, Ways
 from gateway.adapters.upstream.tools import ToolWorkers
 from gateway.core.pool.models import model_of
 from gateway.core.pool.revision import revision_of

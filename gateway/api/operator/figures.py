@@ -11,8 +11,8 @@ from gateway.api.edge.stack import Router
 from gateway.api.operator.pages import WINDOW_S_DEFAULT, WINDOW_S_MAX, WINDOW_S_MIN, parameters, private
 from gateway.service.admin.checkers import CheckerWatch
 from gateway.service.admin.pools import Pools
-from gateway.service.admin.reach import Reach
 from gateway.service.loop.health.breakers import Breakers
+from gateway.service.policies.reach import Reach
 from gateway.service.ports.admin import Reports
 from gateway.service.ports.request import Clock
 

@@ -30,6 +30,7 @@ REFUSALS = {
     "slow": "it took too long",
     "not_json": "it wrote no JSON",
     "unparseable": "its text was no plan",
+    "cost": "what money was left paid for an answer alone",
     "refused": "it refused",
     "unknown_worker": "it named a worker that was not offered",
     "depth_cap": "it went deeper than the cap allows",

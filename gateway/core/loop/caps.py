@@ -2,13 +2,13 @@
 
 Caps come from settings, key and headers, never from text. Every worker call and planning call draws its worst case from
 the meter before it leaves, and settles its actual cost afterwards. All loops of a request share one meter, so neither
-fan-out nor depth can exceed the hold.
+fan-out nor depth can exceed the hold. The hold covers one answer at first; `secure` lets it grow for more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
@@ -108,9 +108,12 @@ class Draw:
     tokens: int
 
 
+Grow = Callable[[int], Awaitable[None]]
+
+
 @dataclass(slots=True)
 class Meter:
-    """Nano-dollars, calls and tokens of one request. `granted_nano` is what the hold reserved."""
+    """Nano-dollars, calls and tokens of one request. `granted_nano` is what the hold reserves."""
 
     granted_nano: int
     caps: Caps
@@ -119,14 +122,37 @@ class Meter:
     calls: int = 0
     tokens: int = 0
     drawn_tokens: int = 0
+    grow: Grow | None = None  # enlarges the hold until so much is left, if the cap and the budgets allow it
+    room_nano: int = 0  # what the budgets had beside the hold when they were last asked
+    answer_nano: int = 0  # what the shortest answer may cost, which planning leaves
+    plan_tokens: int = 0  # of the latest planning prompt
+    short: bool = False  # whether they had less than was asked for
     keepers: int = 0  # child loops under way, while which an answer's part is kept back
-    kept_nano: int = 0
+    kept_nano: int = 0  # of what is held
+    kept_reach_nano: int = 0  # of what the cap on cost allows
     kept_tokens: int = 0
 
     @property
     def left_nano(self) -> int:
-        """The nano-dollars that the next call may cost at most."""
+        """The nano-dollars that are reserved for the next call."""
         return self.granted_nano - self.spent_nano - self.drawn_nano - self.kept_nano
+
+    @property
+    def reach_nano(self) -> int:
+        """The nano-dollars that the next call may cost if the hold grows as far as the cap on cost."""
+        used = self.spent_nano + self.drawn_nano + self.kept_reach_nano
+        return self.left_nano if self.grow is None else self.caps.cost_nano - used
+
+    @property
+    def known_nano(self) -> int:
+        """The nano-dollars that are left, as far as is known of the budgets."""
+        return min(self.reach_nano, self.left_nano + self.room_nano)
+
+    async def secure(self, nano: int) -> bool:
+        """Let the hold grow if less than `nano` is left of it. Returns whether so much is left then."""
+        if nano > self.left_nano and self.grow is not None:
+            await self.grow(nano)
+        return nano <= self.left_nano
 
     @property
     def left_tokens(self) -> int:
@@ -138,14 +164,15 @@ class Meter:
         """Keep one call and one part in KEPT_SHARE of what is left, so that a plan which spends all that it may leaves
         enough for an answer."""
         if not self.keepers:
-            self.kept_nano, self.kept_tokens = self.left_nano // KEPT_SHARE, self.left_tokens // KEPT_SHARE
+            self.kept_reach_nano, self.kept_tokens = self.reach_nano // KEPT_SHARE, self.left_tokens // KEPT_SHARE
+            self.kept_nano = self.left_nano // KEPT_SHARE if self.grow is None else self.answer_nano
         self.keepers += 1
         try:
             yield
         finally:
             self.keepers -= 1
             if not self.keepers:
-                self.kept_nano = self.kept_tokens = 0
+                self.kept_nano = self.kept_reach_nano = self.kept_tokens = 0
 
     def draw(self, draw: Draw) -> None:
         """Reserve one attempt's worst case. Raises CapReached(tokens | cost), and then reserves nothing."""

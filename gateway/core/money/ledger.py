@@ -4,9 +4,9 @@
       ├────void──────────▶ voided       charged nothing
       └────uncertain─────▶ uncertain    dispatched and never heard of again: charged in full
 
-A hold is reserved in all of its scopes or in none. It is settled once: later calls return the result of the first. In
-every scope with a limit, a hold is granted only if posted + held + granted ≤ limit. Amounts are nano-dollars, times are
-milliseconds of the caller's clock.
+A hold is reserved in all of its scopes or in none. While it is open it may grow. It is settled once: later calls return
+the result of the first. In every scope with a limit, a hold is granted, and grows, only if posted + held + granted ≤
+limit. Amounts are nano-dollars, times are milliseconds of the caller's clock.
 
 Scopes are organisation, key and end user, each over its life, the month and the day:
 
@@ -27,7 +27,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal
@@ -36,7 +36,7 @@ from urllib.parse import quote
 from gateway.core.access.keys import Allowance, Principal
 from gateway.core.money.amounts import NANO_MAX, nano_to_usd
 from gateway.core.money.sessions import session_is_past
-from gateway.errors import BudgetExceeded, Conflict, NotFound
+from gateway.errors import BudgetExceeded, BudgetHeld, Conflict, NotFound
 
 SettledState = Literal["posted", "voided", "uncertain"]
 State = Literal["open", "posted", "voided", "uncertain"]
@@ -45,12 +45,12 @@ SCOPE_CHARS_MAX = 1024
 SETTLED_KEPT_S = 86_400
 
 _FIXES = {
-    "request": "raise x-baton-max-cost-usd or lower max_tokens",
     "batch": "make a new batch of what is left, with a larger x-baton-max-cost-usd",
-    "user": "an operator can raise this end user's budget; a lower max_tokens may also fit",
-    "key": "an operator can raise it (`baton keys update ID --budget-usd`); a lower max_tokens may also fit",
-    "org": "an operator can raise the organisation's budget; a lower max_tokens may also fit",
+    "user": "an operator can raise this end user's budget",
+    "key": "an operator can raise it (`baton keys update ID --budget-usd`)",
+    "org": "an operator can raise the organisation's budget",
 }
+HELD_FIX = "requests under way hold the rest; send it again as they end"
 WINDOWS = ("life", "month", "day")
 USER_DIGEST_CHARS = 32
 UNLIMITED = Allowance()
@@ -68,11 +68,12 @@ class Scope:
 @dataclass(frozen=True, slots=True)
 class Hold:
     """Money that is reserved in all scopes at once. `granted_nano` lies between the least and the most that was asked
-    for."""
+    for. `room_nano`: what each scope had left beside it then."""
 
     id: str
     granted_nano: int
     scopes: tuple[Scope, ...]
+    room_nano: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,27 +112,21 @@ def check_hold(amount_nano: int, amount_min_nano: int, scopes: Sequence[Scope]) 
             check_nano(scope.limit_nano)
 
 
-def budget_exceeded(scope: Scope, left_nano: int, needed_nano: int) -> BudgetExceeded:
-    """The error for a hold that does not fit a scope: it states what is left, what is needed, and what to do."""
-    limit = NANO_MAX if scope.limit_nano is None else scope.limit_nano
-    fix = _FIXES.get(scope.name.partition(":")[0], "an operator can raise it")
-    return BudgetExceeded(
-        f"The budget of `{scope.name}` has ${nano_to_usd(max(0, left_nano))} left of ${nano_to_usd(limit)} "
-        f"and this request may need ${nano_to_usd(needed_nano)}: {fix}.",
+def budget_exceeded(scope: Scope, left_nano: int, needed_nano: int | None, held_nano: int = 0) -> BudgetExceeded:
+    """The error for a hold that does not fit a scope: it states what is left, what is needed (None: the request's next
+    call), what requests under way hold, and what to do. `BudgetHeld` where the money comes free as they end."""
+    limit = nano_to_usd(NANO_MAX if scope.limit_nano is None else scope.limit_nano)
+    left, wanted = max(0, left_nano), 1 if needed_nano is None else needed_nano
+    held = held_nano > 0 and left_nano + held_nano >= wanted
+    fix = HELD_FIX if held else _FIXES.get(scope.name.partition(":")[0], "an operator can raise it")
+    beside = f", beside ${nano_to_usd(held_nano)} that is held" if held else ""
+    what = f"{',' * held} and this request may need ${nano_to_usd(needed_nano or 0)}"
+    what = what if needed_nano is not None else ", too little for the request's next call"
+    return (BudgetHeld if held else BudgetExceeded)(
+        f"The budget of `{scope.name}` has ${nano_to_usd(left)} left of ${limit}{beside}{what}: {fix}.",
         scope=scope.name,
-        left_nano=max(0, left_nano),
-        needed_nano=needed_nano,
-    )
-
-
-def budget_spent(scope: Scope, left_nano: int) -> BudgetExceeded:
-    """The error for a request that could not go on because a scope has too little left for its next call."""
-    left, limit = nano_to_usd(max(0, left_nano)), nano_to_usd(scope.limit_nano or 0)
-    fix = _FIXES.get(scope.name.partition(":")[0], "an operator can raise it")
-    return BudgetExceeded(
-        f"The budget of `{scope.name}` has ${left} left of ${limit}, too little for the request's next call: {fix}.",
-        scope=scope.name,
-        left_nano=max(0, left_nano),
+        left_nano=left,
+        needed_nano=needed_nano or 0,
     )
 
 

@@ -18,7 +18,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal
 
 from gateway.core.money.amounts import NANO_MAX, nano_to_usd, usd_to_nano
-from gateway.errors import BadRequest, BudgetExceeded, Conflict, Forbidden
+from gateway.errors import BadRequest, BudgetExceeded, BudgetHeld, Conflict, Forbidden
 
 SESSION_HEADER = "x-baton-session"
 SESSION_DAYS = 31
@@ -141,19 +141,27 @@ def session_killed(session_id: str) -> Forbidden:
     )
 
 
-def session_spent(session: Session, scope: str, left: int, needed: int | None = None) -> BudgetExceeded:
+def session_spent(
+    session: Session, scope: str, left: int, needed: int | None = None, *, held: bool = False
+) -> BudgetExceeded:
     """The error of a request that a session has too little left for. `scope`: its money's or its calls'; `left` and
-    `needed` in the scope's unit; `needed` None: the request's next call."""
+    `needed` in the scope's unit; `needed` None: the request's next call. `held`: its other requests hold the rest."""
     left = max(0, left)
-    if scope == session.calls_scope:
-        have = f"{left} of {session.limits.calls} calls left"
-        fix = "an operator can raise its calls (`baton sessions raise`), or send a new id"
-    else:
-        have = f"${nano_to_usd(left)} left of ${nano_to_usd(session.limits.nano or 0)}"
-        fix = "an operator can raise its dollars (`baton sessions raise`); a lower max_tokens may also fit"
+    of_calls = scope == session.calls_scope
+    raised = (
+        f"an operator can raise its {'calls' if of_calls else 'dollars'} (`baton sessions raise`), or send a new id"
+    )
+    fix = "send it again once the session's other requests end, which hold the rest" if held else raised
+    have = f"${nano_to_usd(left)} left of ${nano_to_usd(session.limits.nano or 0)}"
+    have = f"{left} of {session.limits.calls} calls left" if of_calls else have
     what = "the request's next call needs more" if needed is None else f"this request may need {_shown(scope, needed)}"
-    message = f"Session `{session.id}` has {have}, and {what}. {FIX.format(fix)}"
-    return BudgetExceeded(message, scope=scope, left_nano=left, needed_nano=needed or 0, param=SESSION_HEADER)
+    return (BudgetHeld if held else BudgetExceeded)(
+        f"Session `{session.id}` has {have}, and {what}. {FIX.format(fix)}",
+        scope=scope,
+        left_nano=left,
+        needed_nano=needed or 0,
+        param=SESSION_HEADER,
+    )
 
 
 def _shown(scope: str, amount: int) -> str:

@@ -24,6 +24,7 @@ WorkerKind = Literal["openai", "litellm", "tool", "mcp", "self"]
 Task = Literal["chat", "embeddings", "moderation", "rerank", "images", "speech", "transcription"]
 MODEL_KINDS: tuple[WorkerKind, ...] = ("openai", "litellm")
 TOOL_KINDS: tuple[WorkerKind, ...] = ("tool", "mcp")
+ANTHROPIC_URL = "https://api.anthropic.com"  # of its models whose entries have no `url`
 VOTE_URL, PYTHON_URL = "builtin:vote", "builtin:python"  # of the tools that run in the gateway
 JUDGE_URL = "builtin:judge"  # of the tool that asks the model worker of its `params`
 BUILTINS = (VOTE_URL, PYTHON_URL, JUDGE_URL)
@@ -37,7 +38,7 @@ Capability = Literal[
     "prompt_cache_options", "prompt_cache_retention",
 ]  # fmt: skip
 Turn = Literal["developer", "system", "late_system", "repeated_roles", "name", "empty_content"]
-TURNS: tuple[str, ...] = get_args(Turn)  # what a chat template may refuse: it gets another form of it
+TURNS: tuple[str, ...] = get_args(Turn)  # what a chat template may refuse: it gets another form of them
 URL_PROVIDERS = ("openai", "anthropic", "azure", "openrouter", "groq", "mistral", "xai")  # LiteLLM sends them URLs
 RESPONSES_LACK = (  # what chat completions have and the Responses API has not
     *("n", "stop", "seed", "logit_bias", "frequency_penalty", "presence_penalty", "prediction", "modalities", "audio"),
@@ -185,7 +186,13 @@ class WorkerSpec(WayFields):
     @property
     def speaks_messages(self) -> bool:
         """Whether it is asked by Anthropic's Messages API, in its own words and without LiteLLM."""
-        return self.kind == "litellm" and self.task == "chat" and (self.model or "").startswith("anthropic/")
+        return self.claude != ""
+
+    @property
+    def claude(self) -> str:
+        """The model as Anthropic names it, of a worker that is asked by Anthropic's API; empty for any other."""
+        provider, _, model = (self.model or "").partition("/")
+        return model if self.kind == "litellm" and self.task == "chat" and provider == "anthropic" else ""
 
     @property
     def local_model(self) -> str | None:
@@ -228,15 +235,6 @@ class WorkerSpec(WayFields):
             raise ValueError(f"task {self.task} is priced by tokens; leave `unit_usd` out")
         if self.kind not in TOOL_KINDS and self.price and not self._is_priced(self.price):
             raise ValueError("`price` of a model needs input_usd_per_mtok and output_usd_per_mtok (0 where it is free)")
-        return self
-
-    @model_validator(mode="after")
-    def _way_is_baton_own(self) -> WorkerSpec:
-        own = self.kind in ("openai", "tool", "mcp") and (self.url or "").startswith("http")
-        if any(self.detour) and not own:
-            follow = "kind litellm follows HTTPS_PROXY and SSL_CERT_FILE" if self.kind == "litellm" else "it has no URL"
-            given = " and ".join(name for name in Detour._fields if getattr(self, name))
-            raise ValueError(f"{follow}; leave {given} out")
         return self
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from gateway.core.access.keys import Principal
-from gateway.errors import BatonError
+from gateway.errors import BatonError, BudgetHeld
 from gateway.service.batches.rests import Rests
 from gateway.service.batches.run import DELAY_S, RENEWALS, KeyOf, unlimited
 from gateway.service.ports.background import BackgroundRequest, BackgroundStore, Status
@@ -172,14 +172,14 @@ class BackgroundRunner:
     # ------------------------------------------------------------ a request
 
     async def _serve(self, job: _Job) -> None:
-        """Serve a request and end it, or put it off while a store is away. One that cannot be ended comes again once
-        its lease is over: then nothing is left to do but that."""
+        """Serve a request and end it, or put it off while a store is away or others hold its money. One that cannot be
+        ended comes again once its lease is over: then nothing is left to do but that."""
         request = job.request
         try:
             error = await self._served(job)
             if job.claim.abandoned:
                 return
-            if error is not None and error.status == 503 and error.code != CANCELLED:
+            if error is not None and (isinstance(error, BudgetHeld) or error.status == 503) and error.code != CANCELLED:
                 await self._store.postpone(request.id, self._id, DELAY_S)
                 return
             settled = error is None or error.code == "hold_closed"  # then the log has it, or will

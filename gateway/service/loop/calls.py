@@ -13,28 +13,32 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar, cast
 
 from gateway.core.log.rollout import AttemptRecord
 from gateway.core.log.spans import call_traceparent
-from gateway.core.money.amounts import Usage, cost_nano
+from gateway.core.money.amounts import Usage
 from gateway.core.money.details import sum_details
+from gateway.core.money.templates import shape_of_prompt
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.options import custom_names
 from gateway.core.openai.reply import ReplyBuilder, TextChunk, reply_facts, text_piece
+from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.vendors.empty import EmptyReply, check_stream, check_whole, speaks
 from gateway.core.openai.vendors.mend import Mender, missing_ends
-from gateway.core.openai.vendors.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
+from gateway.core.openai.vendors.usage import read_usage
 from gateway.core.pool.identity import identity_in, is_other_model
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol, UpstreamTimeout
-from gateway.service.loop.bodies import PromptSize, output_bound, price_of, size_in_bytes, worst_case
+from gateway.service.loop.bodies import PromptSize, size_in_bytes, worst_case
 from gateway.service.loop.health.breakers import Flight
 from gateway.service.loop.health.retries import RetryBudget as RetryBudget
 from gateway.service.loop.health.shared import NO_TOKENIZER as NO_TOKENIZER
 from gateway.service.loop.health.shared import Calls as Calls
 from gateway.service.loop.state import Loop, StepRun
+from gateway.service.money.charges import PACE, charge, counted_usage, ended_usage, rough_usage, silent_usage
 from gateway.service.ports.request import (
     WorkerCall,
     WorkerReply,
@@ -52,9 +56,9 @@ NO_CHARGE = Usage()  # of a call that cost nothing; a tool's reply without token
 class StepCall:
     """One call of a step. Await `complete` or `stream` once.
 
-    It may draw one part in `share` of what is left. `counted=False`: the first attempt is already counted against
-    caps.calls. `size`: of the prompt, if it was counted. Raises CapReached where too little is left for the call,
-    UpstreamRefused where the prompt fills the worker's context.
+    It may draw one part in `share` of what is left; `held`: of what is held. `counted=False`: the first attempt is
+    already counted against caps.calls. `size`: of the prompt, if it was counted. Raises CapReached where too little is
+    left for the call, UpstreamRefused where the prompt fills the worker's context.
     """
 
     def __init__(
@@ -68,11 +72,13 @@ class StepCall:
         share: int = 1,
         counted: bool = True,
         size: PromptSize | None = None,
+        held: bool = False,
     ) -> None:
         self._calls, self._loop, self._run, self._body, self._saw = calls, loop, run, body, saw
         self._counted, self._counts = counted, False  # the latter: of the latest attempt, against caps.calls
-        worst = (size and size.worst) or worst_case(loop, run.spec, body, share, size or size_in_bytes(run.spec, body))
-        self._worst, self._input_bound, self.lowered_by = worst.draw, worst.prompt_tokens_max, worst.lowered_by
+        size = size or size_in_bytes(run.spec, body)
+        worst = size.worst or worst_case(loop, run.spec, body, share, size, held=held)
+        self._bound, self._worst, self.lowered_by = worst, worst.draw, worst.lowered_by
         self._open, self._started_us = False, 0  # open: the worst case is drawn and not settled
         self._flight: Flight
         self._named: dict[str, str] = {}  # who the reply says that it is of
@@ -83,6 +89,11 @@ class StepCall:
         if loop.endpoint == "chat":
             self._mender = Mender(run.spec.origin, choices_in(body), customs, run.names, loop.params)
         self._must_speak = loop.endpoint == "chat" and run.spec.kind in MODEL_KINDS
+
+    @property
+    def worst_nano(self) -> int:
+        """What an attempt may cost."""
+        return self._worst.nano
 
     async def complete(self) -> Mapping[str, Any]:
         """The reply in one piece. Raises what the last attempt raised, CapReached, SpoolFull or DeadlineExceeded."""
@@ -95,8 +106,8 @@ class StepCall:
         return reply.body if self._mender is None else self._mender.body(reply.body)
 
     async def stream(self, pass_on: PassOn) -> Mapping[str, Any]:
-        """The reply as it is produced: each chunk is passed on before the next is read, and nothing is tried again
-        after the first. Raises as `complete`."""
+        """The reply as it comes: each chunk is passed on before the next is read, and nothing is tried again after the
+        first. Raises as `complete`."""
         first, chunks = await self._attempted(self._first_chunks)
         self._calls.rests.heard(self._flight)
         self._named = identity_in(first[0], self._run.spec.model)
@@ -106,7 +117,6 @@ class StepCall:
             async with aclosing(chunks):
                 try:
                     if (other := self._other_model()) is not None:
-                        usage = self._rough_usage()
                         raise other
                     while (chunk := first.pop(0) if first else await anext(chunks, None)) is not None:
                         if not isinstance(chunk, TextChunk):
@@ -124,8 +134,10 @@ class StepCall:
                 raise UpstreamProtocol(f"worker {self._run.spec.name} ended its stream without a finish_reason")
             return self.collected.body()
         finally:
-            usage = usage or (self._rough_usage() if self.collected.started else None)
-            await self._settle_counted(usage, self.collected.body() if self.collected.started else {})
+            body = self.collected.body() if self.collected.started else {}
+            if usage is None and not body:
+                await self._settle_silent()
+            await self._settle_counted(usage or rough_usage(self._body, body), body)
 
     def _collect(self, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
         """The chunk as the client gets it; it is added to the reply."""
@@ -138,8 +150,6 @@ class StepCall:
         if chunk.get("choices"):
             self.collected.add(chunk["choices"])
         return chunk
-
-    # ------------------------------------------------------------ draw, announce, call, settle
 
     async def _attempted(self, leave: Callable[[WorkerCall], Awaitable[T]]) -> T:
         """What `leave` returns on the first attempt that works. Its draw is still open then: the caller settles it.
@@ -164,6 +174,7 @@ class StepCall:
 
     async def _attempt(self, number: int, leave: Callable[[WorkerCall], Awaitable[T]]) -> T:
         call = self._worker_call()
+        await self._loop.tree.meter.secure(self._worst.nano)
         self._flight = self._calls.rests.leave(self._run.spec, self._has_others)
         try:
             self._draw(number)
@@ -201,19 +212,20 @@ class StepCall:
 
     def _draw(self, number: int) -> None:
         """Take the worst case out of the request's meter. Raises CapReached."""
-        self._counts = self._counted or number > 1
+        self._counts, meter = self._counted or number > 1, self._loop.tree.meter
         if self._counts:
-            self._loop.tree.meter.count_call()
-        self._loop.tree.meter.draw(self._worst)
+            meter.count_call()
+        meter.draw(self._worst)
         self._open = True
         self._run.dispatches += 1
 
     async def _announce(self) -> None:
         """Put the dispatch on disk. Raises SpoolFull."""
+        now_us, step, worker = self._calls.clock.now_us(), step_id(self._run), self._run.spec.name
         try:
-            now_us, step, worker = self._calls.clock.now_us(), step_id(self._run), self._run.spec.name
-            nano, attempt = self._worst.nano, self._run.dispatches
-            await self._loop.announce(now_us, step, worker, nano, attempt, calls=int(self._counts))
+            await self._loop.announce(
+                now_us, step, worker, self._worst.nano, self._run.dispatches, calls=int(self._counts)
+            )
         except BaseException:  # boundary: whatever kept the dispatch from the disk, the call has not left
             self._settle(NO_CHARGE)
             raise
@@ -245,9 +257,8 @@ class StepCall:
 
     def _record(self, error: BaseException | None = None) -> AttemptRecord:
         """Log how the attempt ended."""
-        record = AttemptRecord(
-            self._started_us, self._calls.clock.now_us(), left_out=list(self._run.left_out), cut=self._run.cut
-        )
+        now_us, run = self._calls.clock.now_us(), self._run
+        record = AttemptRecord(self._started_us, now_us, left_out=list(run.left_out), cut=run.cut)
         record.named = self._named or None
         if error is not None:
             record.error = error.code if isinstance(error, BatonError) else "cancelled"
@@ -261,80 +272,70 @@ class StepCall:
         return record
 
     async def _settle_begun(self, so_far: ReplyBuilder, error: BaseException) -> None:
-        """Settle a reply that broke off: at what came of it; at its tokens where the worker ended it, and no reply was
-        in it; in full where neither is known."""
+        """Settle a reply that broke off: at what came of it, at what its worker ended it with, else at an estimate."""
         if self._open and so_far.started:
             self.collected = so_far
-            await self._settle_counted(self._rough_usage(), so_far.body())
+            await self._settle_counted(rough_usage(self._body, so_far.body()), so_far.body())
         elif isinstance(error, EmptyReply):
             await self._settle_counted(error.usage, {})
         elif isinstance(error, UpstreamError) and error.tokens is not None:
-            prompt = min(error.tokens[0], self._input_bound)
-            reply = min(error.tokens[1], max(0, self._worst.tokens - prompt))
-            self._settle(Usage(prompt, reply, estimated=True), "bytes")
+            self._settle(ended_usage(error.tokens, self._bound), "bytes")
         else:
-            self._settle(None)
+            await self._settle_silent()
 
     async def _settle_counted(
-        self, usage: Usage | None, reply: Mapping[str, Any], bill_nano: int | None = None
+        self, usage: Usage | None, reply: Mapping[str, Any], bill_nano: int | None = None, by: str | None = None
     ) -> None:
-        """`_settle`. Where the worker did not report usage, its tokenizer counts; where it has none, or the request
-        ends before it has counted, bytes do."""
-        by = "bytes" if usage is not None and usage.unreported else None
+        """`_settle`. Unreported usage is counted by the worker's tokenizer, else by bytes; a reply's also `by` this."""
+        how = by or ("bytes" if usage is not None and usage.unreported else None)
         try:
-            if by and self._open and (counted := await self._tokenizer_usage(reply)):
-                usage, by = counted, "tokenizer"
+            asked = self._calls.tokens, self._run.spec, self._body, reply, self._bound
+            if usage is not None and usage.unreported and self._open and (counted := await counted_usage(*asked)):
+                usage = replace(counted, completion_tokens=usage.completion_tokens) if by else counted
+                how = by or "tokenizer"
         finally:
-            self._settle(usage, by, bill_nano)
+            self._settle(usage, how, bill_nano)
+
+    async def _settle_silent(self) -> None:
+        """Settle a call of which nothing came back: at an estimate, in full where its price is not by tokens."""
+        if not self._open or self._loop.endpoint in TASK_FIELDS:
+            return self._settle(None)
+        took_s = (self._calls.clock.now_us() - self._started_us) / 1e6
+        usage = silent_usage(self._run.spec, self._body, self._bound, self._calls.paces, took_s)
+        await self._settle_counted(usage, {}, by=PACE)
 
     def _settle(self, usage: Usage | None, counted_by: str | None = None, bill_nano: int | None = None) -> None:
-        """Close the open draw: at the worker's bill (up to the draw, where it came from outside), else at this usage,
-        or in full where neither is known."""
+        """Close the open draw at what `charge` says."""
         if not self._open:
             return
         self._open = False
         record, meter = self._run.record, self._loop.tree.meter
-        if usage is None:
-            nano, usage, counted_by = self._worst.nano, Usage(self._worst.tokens, 0, estimated=True), "bound"
-        elif bill_nano is not None:
-            nano = bill_nano
-        elif self._run.spec.bills and usage.bill_nano is not None:
-            nano = min(usage.bill_nano, self._worst.nano)
-        else:
-            nano = 0 if usage is NO_CHARGE else cost_nano(price_of(self._run.spec), usage)
+        nano = 0
+        if usage is not NO_CHARGE:
+            nano, usage, replaced = charge(self._run.spec, self._body, self._bound, usage, bill_nano)
+            counted_by = replaced or counted_by
         meter.settle(self._worst, nano, usage.prompt_tokens + usage.completion_tokens)
         record.prompt_tokens += usage.prompt_tokens
         record.completion_tokens += usage.completion_tokens
         record.usage_estimated |= usage.estimated
         record.usage_details = sum_details((record.usage_details, usage.details)) or None
         record.cost_nano += nano
-        if counted_by and self._latest is not None:
-            self._latest.counted_by = counted_by
+        latest = self._latest
+        if counted_by and latest is not None:
+            latest.counted_by = counted_by
+        elif usage.completion_tokens and latest is not None and latest.error is None:
+            self._learn(usage, (latest.finished_us - latest.started_us) / 1e6)
 
-    # ------------------------------------------------------------ what it was
-
-    async def _tokenizer_usage(self, reply: Mapping[str, Any]) -> Usage | None:
-        """Usage by the worker's tokenizer, neither count above what the draw holds. None: it has no tokenizer."""
-        spec, tokens = self._run.spec, self._calls.tokens
-        prompt = request_text({**spec.params, **self._body})
-        answer = reply_text(choice.get("message") or {} for choice in reply.get("choices") or ())
-        answer_max = output_bound(self._body)
-        prompt_tokens = await tokens.count(spec, prompt.texts, self._input_bound)
-        answer_tokens = None if prompt_tokens is None else await tokens.count(spec, answer.texts, answer_max)
-        if prompt_tokens is None or answer_tokens is None:
-            return None
-        return Usage(
-            min(prompt_tokens + prompt.tokens, self._input_bound), min(answer_tokens + answer.tokens, answer_max), True
-        )
-
-    def _rough_usage(self) -> Usage:
-        """Usage by bytes, of a stream that ended without reporting any."""
-        request_bytes = len(str(self._body).encode("utf-8", "replace"))
-        reply_bytes = text_bytes(choice.get("message") or {} for choice in self.collected.body()["choices"])
-        return billed_usage(None, self._body, request_bytes, reply_bytes)
+    def _learn(self, usage: Usage, took_s: float) -> None:
+        """Note what a whole reply says of its worker."""
+        name, body = self._run.spec.name, self._body
+        self._calls.paces.learn(name, usage.completion_tokens / choices_in(body), took_s)
+        if self._loop.endpoint == "chat" and not usage.estimated:
+            told = usage.prompt_tokens, self._bound.prompt_tokens_max
+            self._loop.tree.templates.learn(name, shape_of_prompt(body["messages"], body), *told)
 
     def _worker_call(self) -> WorkerCall:
-        """The call, with the time that is left. Raises DeadlineExceeded where none is."""
+        """The call. Raises DeadlineExceeded where no time is left."""
         loop, run = self._loop, self._run
         left_s = loop.tree.deadline_s - self._calls.clock.monotonic_s()
         if left_s <= 0:

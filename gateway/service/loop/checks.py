@@ -239,7 +239,7 @@ class Contracts:
         try:
             messages = await self._fit(loop, beside, [seen])
             body = step_body(loop, beside, messages, False)
-            beside.wanted_tokens = wanted_tokens(loop, spec, False)
+            beside.wanted_tokens = wanted_tokens(loop, beside, False)
             replies = await self._ask(loop, beside, [body], [(seen.handle, seen.task or "", seen.reply)])
         except (UpstreamError, CapReached) as error:
             return Ruling(None, error.message)

@@ -31,19 +31,25 @@ from gateway.core.loop.prompt import (
 )
 from gateway.core.loop.reader import PlanReader
 from gateway.core.loop.shown import PromptInput, ShownWarm
-from gateway.core.money.amounts import Usage, cost_nano, input_tokens_bound, worst_case_nano
+from gateway.core.money.amounts import Usage, cost_nano, input_tokens_bound, output_tokens_that_fit, worst_case_nano
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec
 from gateway.errors import ConductorError
 from gateway.service.loop.bodies import price_of
 from gateway.service.loop.routers import USAGE_GUESS
 from gateway.service.loop.state import EarlyStart, Situation
+from gateway.service.money.charges import CLIPPED
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd, Sampling
 
-PROMPTED_TOKENS_MAX, TRAINED_TOKENS_MAX = 4096, 512  # of a plan: a model that plans by prompt may think first
+PROMPTED_TOKENS_MAX, TRAINED_TOKENS_MAX, PLAN_TOKENS_MIN = (
+    4096,
+    512,
+    512,
+)  # of a plan: a model that plans by prompt may think first
 TIMES_MIN, TIMES_MAX = 20, 200  # planning times that are known before the limit follows them, and that are remembered
 USUAL_SHARE, PATIENCE_FACTOR = 0.95, 4
 PLAN_GUESS = Usage(2_000, 150)  # a typical planning call
+CHARS_PER_TOKEN_MAX = 16  # of a plan: no common token is longer
 ROUNDS_MOST = 3  # plans of a request whose planner plans by prompt
 WRONG_GUESS = 1 / 3  # of the replies of a worker that is not the dearest: what an unknown worker counts with
 PROMPTED_VERSIONS = tuple(f"{profile}-{PROMPT_VERSION}" for profile in PROMPTED)
@@ -161,7 +167,7 @@ class ConductorPlanner:
         self._settings = settings
 
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """Decode, log, validate. Raises ConductorError(down | slow | unparseable), PlanRefused, CapReached."""
+        """Decode, log, validate. Raises ConductorError(down | slow | unparseable | cost), PlanRefused."""
         profile = profile_for(situation, self._settings)
         if profile != "checked" and situation.allowed.toolboxes:
             situation = without_toolboxes(situation)
@@ -169,8 +175,8 @@ class ConductorPlanner:
         grammar = grammar_of(profile, situation.allowed)
         call = self._call(situation, record, profile, grammar)
         bound = input_tokens_bound(call.messages, grammar.text)
-        draw = Draw(worst_case_nano(self._settings.price, bound, self._settings.tokens_max), 0)
-        meter.draw(draw)
+        draw, call = await self._drawn(call, bound, meter)
+        record.sampling = call.sampling.as_json()
         if draw.nano:
             await situation.before_spending(draw.nano)
         usage: Usage | None = None
@@ -180,6 +186,7 @@ class ConductorPlanner:
                 async for item in self._conductor.decode(call):
                     if isinstance(item, ConductorChunk):
                         reading.take(item, record)
+                        _check_length(reading, record, call.sampling.tokens_max)
                     else:
                         usage = self._end(item, record)
             self._took(time.monotonic() - began_s)
@@ -194,10 +201,12 @@ class ConductorPlanner:
         finally:
             record.plan_text = reading.reader.text
             record.decision_mask = decision_mask(reading.tokens)
-            # a call that broke off is billed for its prompt and for what it had decoded
-            usage = usage or Usage(bound, len(record.plan_token_ids) or len(reading.reader.text), estimated=True)
+            # a call that broke off is billed for its prompt and for what it had decoded, as far as it could be asked
+            decoded = len(record.plan_token_ids) or -(-len(reading.reader.text.encode()) // BYTES_PER_TOKEN)
+            usage = usage or Usage(bound, min(decoded, call.sampling.tokens_max), estimated=True)
             record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
-            record.cost_nano = cost_nano(self._settings.price, usage)
+            record.cost_nano = min(nano := cost_nano(self._settings.price, usage), draw.nano)
+            record.flags += [CLIPPED] if nano > draw.nano else []
             meter.settle(draw, record.cost_nano, 0)
         if record.prompt_version not in PROMPTED_VERSIONS:
             return validate(reading.reader.text, situation.allowed)
@@ -223,6 +232,21 @@ class ConductorPlanner:
         model = version.version if version and version.by_name else None
         return ConductorCall(messages, grammar.schema, sampling, timeout_s, model, hasty=hasty)
 
+    async def _drawn(self, call: ConductorCall, bound: int, meter: Meter) -> tuple[Draw, ConductorCall]:
+        """Draw the worst case of the call, whose prompt has `bound` tokens at most. Where money is short, the plan is
+        shorter. Raises ConductorError(cost) where it would leave nothing for an answer."""
+        price, most, kept = self._settings.price, call.sampling.tokens_max, meter.answer_nano
+        meter.plan_tokens = bound
+        nano = worst_case_nano(price, bound, most)
+        if nano and not await meter.secure(nano + kept):
+            most = min(most, output_tokens_that_fit(price, bound, max(0, meter.left_nano - kept)))
+            if most < min(PLAN_TOKENS_MIN, call.sampling.tokens_max):
+                raise ConductorError("cost", "what is left pays for an answer, and not for a plan too", billable=False)
+            call = replace(call, sampling=replace(call.sampling, tokens_max=most))
+        draw = Draw(worst_case_nano(price, bound, most), 0)
+        meter.draw(draw)
+        return draw, call
+
     def _waited(self, call: ConductorCall) -> None:
         """Note that no plan came within the call's time, unless the request left it less than a plan may take."""
         if not call.hasty:
@@ -238,6 +262,12 @@ class ConductorPlanner:
         if end.finish_reason == "length":
             record.flags.append("cut_off")
         return end.usage
+
+
+def _check_length(reading: _Reading, record: RoundRecord, most: int) -> None:
+    """Raises ConductorError for a plan that goes on behind the tokens that were asked for."""
+    if len(record.plan_token_ids) > most or len(reading.reader.text) > CHARS_PER_TOKEN_MAX * most:
+        raise ConductorError("unparseable", f"the planner goes on behind the {most} tokens that it was asked for")
 
 
 class _Reading:

@@ -40,7 +40,7 @@ def shown_request(loop: Loop, now_s: float) -> ShownRequest:
     """A request as the conductor's prompt shows it at `now_s` of the monotonic clock: what it needs, what is left."""
     return ShownRequest(
         rounds=loop.rounds,
-        nano_left=max(0, loop.tree.meter.left_nano),
+        nano_left=max(0, loop.tree.meter.known_nano),
         seconds_left=max(0.0, loop.tree.deadline_s - now_s),
         tokens=input_tokens_bound(loop.conversation) // BYTES_PER_TOKEN,
         needs=tuple(sorted(loop.needs)),

@@ -15,6 +15,7 @@ from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.plan import Plan, PlanLimits, Step
 from gateway.core.loop.shown import ShownPlan, ShownReply, ShownRequest, ShownWorker
 from gateway.core.loop.turns.replanning import TurnFacts
+from gateway.core.money.templates import Templates
 from gateway.core.openai.chat import NOTHING_HOSTED, Endpoint, HostedTools
 from gateway.core.openai.structured import ReplyShape
 from gateway.core.openai.vendor import without_state
@@ -48,10 +49,20 @@ class HoldRecord:
     def __init__(self, journal: Journal, *holds: Event) -> None:
         self._journal = journal
         self._holds = holds
+        self._grown: tuple[Event, ...] = ()
         self._written: asyncio.Future[None] | None = None
+
+    def grown(self, hold: Event) -> None:
+        """The hold of the money has grown to this. It is on disk before the next call leaves, instead of what it was or
+        behind it; the ledger goes by the largest."""
+        if self._written is None:
+            self._holds = (hold, *self._holds[1:])
+        else:
+            self._grown = (hold,)
 
     async def append(self, *events: Event) -> None:
         """Return once the holds and these events are on disk. Raises SpoolFull where one of them finds no room."""
+        events, self._grown = (*self._grown, *events), ()
         if self._written is None:
             self._written = asyncio.ensure_future(self._journal.append(*self._holds, *events))
             await asyncio.shield(self._written)
@@ -122,6 +133,7 @@ class Tree:
     children: list[RolloutRecord] = field(default_factory=list)
     checkpoints: Checkpoints | None = None  # of a request that another gateway may go on with
     summaries: SummaryCalls = field(default_factory=SummaryCalls)
+    templates: Templates = field(default_factory=Templates)
 
 
 @dataclass(slots=True)

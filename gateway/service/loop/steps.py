@@ -32,6 +32,7 @@ from gateway.service.loop.bodies import (
     lowered_output,
     missing_choices,
     prompt_size,
+    sendable,
     single_bodies,
     step_body,
     tokens_over,
@@ -112,7 +113,7 @@ class StepRunner:
             return await self._tools.step(loop, run, text)
         saw = [(step.handle, step.task or "", step.reply) for step in seen]
         body = step_body(loop, run, messages, answers)
-        run.wanted_tokens = wanted_tokens(loop, run.spec, answers)
+        run.wanted_tokens = wanted_tokens(loop, run, answers)
         checks = answers and loop.shape is not None
 
         async def fit(behind: Sequence[dict[str, Any]]) -> Messages:
@@ -206,18 +207,19 @@ class StepRunner:
     async def _prepared(self, loop: Loop, run: StepRun, bodies: Sequence[dict[str, Any]], saw: Saw) -> list[StepCall]:
         """The calls of several bodies, each with an equal share of what is left. Lowers the output that they ask for
         where too little is left, and notes it."""
-        share = len(bodies)
-        sizes = [await prompt_size(self._shared.tokens, loop, run.spec, body, share) for body in bodies]
-        calls = [
-            StepCall(self._shared, loop, run, body, saw, share=share, counted=number == 0, size=size)
-            for number, (body, size) in enumerate(zip(bodies, sizes, strict=True))
-        ]
+        calls: list[StepCall] = []
+        share, spec, bodies = len(bodies), run.spec, [await sendable(run.spec, body) for body in bodies]
+        for held in (False, True):  # the second time with what is held, if the hold did not grow as far as they ask
+            sizes = [await prompt_size(self._shared.tokens, loop, spec, body, share, held=held) for body in bodies]
+            calls = [
+                StepCall(self._shared, loop, run, body, saw, share=share, counted=at == 0, size=size, held=held)
+                for at, (body, size) in enumerate(zip(bodies, sizes, strict=True))
+            ]
+            if await loop.tree.meter.secure(sum(call.worst_nano for call in calls)):
+                break
         if run.spec.kind in MODEL_KINDS:
-            lowered = lowered_output(loop, run, bodies[0], calls[0].lowered_by)
-            run.record.lowered = lowered or run.record.lowered
+            run.record.lowered = lowered_output(loop, run, bodies[0], calls[0].lowered_by) or run.record.lowered
         return calls
-
-    # ------------------------------------------------------------ in one piece
 
     async def _calls(
         self, loop: Loop, run: StepRun, bodies: Sequence[dict[str, Any]], saw: Saw
@@ -263,8 +265,6 @@ class StepRunner:
         if wrong := _problems(loop, run.body):
             raise _invalid(run, wrong)
         return run.body
-
-    # ------------------------------------------------------------ streamed
 
     async def _streamed(self, loop: Loop, run: StepRun, body: dict[str, Any], saw: Saw) -> Mapping[str, Any]:
         """Stream the reply. Where a shape was promised, no choice ends before all choices are checked."""

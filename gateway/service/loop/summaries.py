@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +33,6 @@ from gateway.service.loop.state import Loop, StepRun
 NOBODY, AUTO = "none", "auto"  # in place of a worker's name
 TIME_SHARE_MAX = 0.5  # of the request's time that is left
 KEPT_MAX, KEPT_S_MAX = 512, 3600.0  # summaries in memory, and how long each stays there unused
-PROMPT_TOKENS_BOUND = 2_000  # of the instruction and of what quotes the turns
 PURPOSE = "summary"
 
 
@@ -60,13 +59,6 @@ class SummaryRules:
 
 
 NO_SUMMARIES = SummaryRules()
-
-
-def summary_bound_nano(workers: Sequence[WorkerSpec], sizes: Iterable[PromptSize]) -> int:
-    """The worst case of one summary by any of these workers, of a part of the longest of these prompts; 0 without
-    workers."""
-    prompt = max(size.tokens_max for size in sizes) + PROMPT_TOKENS_BOUND if workers else 0
-    return max((worst_case_nano(price_of(spec), prompt, spec.output_tokens_max) for spec in workers), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +189,7 @@ def _too_little(loop: Loop, chosen: _Asked) -> str | None:
     if loop.caps.calls - meter.calls <= len(waiting):
         return "calls"
     kept = [_worst_of(loop, one.spec) for one in waiting if one.spec.kind in MODEL_KINDS]
-    if worst.nano + sum(draw.nano for draw in kept) > meter.left_nano:
+    if worst.nano + sum(draw.nano for draw in kept) > meter.known_nano:
         return "cost"
     return "tokens" if worst.tokens + sum(draw.tokens for draw in kept) > meter.left_tokens else None
 

@@ -37,6 +37,8 @@ class Budgets(Protocol):
     """Two-phase money over all scopes atomically (`core/money/ledger.py` has the shapes). Every call but `ready` raises
     MoneyUnavailable when the store is away, or when it lost its state and waits for `load`."""
 
+    exhausted: set[str]  # scopes for which a request was refused, until somebody takes them out
+
     @property
     def epoch_lost(self) -> bool:
         """Whether `load` must be called before anything else can succeed: at first, and after a flush or restart."""
@@ -47,13 +49,24 @@ class Budgets(Protocol):
     ) -> Hold:
         """Reserve up to `amount_nano`, at least `amount_min_nano`, in all scopes or none. The same id again returns the
         first grant. `lease_s`: the longest time for which `keep` renews it. Raises BudgetExceeded, which names the
-        first scope without room for the least amount, Conflict when the id is settled already, ValueError for amounts
-        outside 0..2**53-1."""
+        first scope without room for the least amount, BudgetHeld where other holds have the money, Conflict when the id
+        is settled already, ValueError for amounts outside 0..2**53-1."""
+        ...
+
+    async def grow(self, hold: Hold, total_nano: int) -> Hold:
+        """Let an open hold reserve more: this total, as far as all of its scopes have room; never less than before.
+        Raises NotFound for an id that was never held, Conflict for one that is settled."""
+        ...
+
+    def forsake(self, hold_id: str) -> None:
+        """Void a hold whose `hold` raised MoneyUnavailable and which will not be asked for again: the store may have
+        granted it, or may do so yet. Done as soon as the store answers."""
         ...
 
     async def post(self, hold_id: str, actual_nano: int) -> int:
         """Close the hold with what was really spent, even if a provider billed more than was granted (never
         under-count); return the charge. The first of post, void and uncertain decides: later calls return its result.
+        One that the store could not take is repeated as soon as it answers.
         All three raise NotFound for an id that was never held, or was settled more than a day ago."""
         ...
 

@@ -16,18 +16,21 @@ from gateway.core.log.events import Event, uuid7
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.log.spans import HEADER, traceparent_of
 from gateway.core.loop.caps import Caps, Meter
-from gateway.core.loop.shown import CONVERSATION_CHARS_MAX
-from gateway.core.money.amounts import nano_to_usd, worst_case_nano
-from gateway.core.money.ledger import Hold, Scope, budget_spent, scopes_of
+from gateway.core.money.ledger import Hold, Scope, budget_exceeded, scopes_of
 from gateway.core.money.sessions import Session, SessionRequest, session_spent
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.structured import shape_of
 from gateway.core.openai.tasks.replies import logged_params
 from gateway.core.policies.versions import Pick
-from gateway.core.pool.models import is_checker
 from gateway.core.pool.workers import Price, pool_hash
-from gateway.errors import BadRequest, BatonError, BudgetExceeded, CapReached, DeadlineExceeded, MoneyUnavailable
-from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN
+from gateway.errors import (
+    BatonError,
+    BudgetExceeded,
+    BudgetHeld,
+    CapReached,
+    DeadlineExceeded,
+    MoneyUnavailable,
+)
 from gateway.service.loop.conducting import looks_worth
 from gateway.service.loop.routers import (
     CascadeRouter,
@@ -37,17 +40,14 @@ from gateway.service.loop.routers import (
     VoteRouter,
 )
 from gateway.service.loop.state import HoldRecord, Loop, Stakes, Tree, no_listener
-from gateway.service.loop.summaries import summary_bound_nano
+from gateway.service.money.funds import Funds, Purse, Wish
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.request import Clock, Embedder, Journal
 from gateway.service.request.catalog import Choice, Shares
-from gateway.service.request.fitting import Sizes, asked_workers, call_nano, check_nano
+from gateway.service.request.fitting import Sizes, Sizing
 from gateway.service.request.running import Kept, Progress, RateEntry, Reservation, Running
 
 PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-"}  # of ids; others begin with their name
-PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
-QUOTED_TOKENS_BOUND = 4 * CONVERSATION_CHARS_MAX  # of the conversation in it
-WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
 CALLS = ":calls"  # ends the id of a hold on a session's calls
 CALLS_PER_ATTEMPT = 2  # of a named worker: a reply without all its choices is asked for the rest
 ROUNDS_OF = {
@@ -71,6 +71,7 @@ class Policies:
     shares: Shares
     rounds_most: int = 1  # plans of a request, as far as they are worth their price
     traced: bool = False  # whether requests have a `traceparent`
+    held_wait_s: float = 0.0  # how long a request waits for money that others hold
     worth: Mapping[str, Any] = field(default_factory=dict)  # of a right answer, where no key says: usd, seconds
 
     def stakes(self, principal: Principal, choice: Choice, share: float) -> Stakes:
@@ -100,6 +101,7 @@ class RequestContext:
     entry: RateEntry | None = None  # how its key's limits counted it before its body was read; None: they have not yet
     scopes: tuple[Scope, ...] = ()  # budgets beside those of key, organisation and end user
     kept: Kept | None = None  # of a request that another gateway may go on with
+    body_bytes: int = 0  # of its body, as it came; 0: not known
 
 
 def no_version(request_id: str) -> Pick | None:
@@ -120,10 +122,12 @@ class Admission:
         pick: Callable[[str], Pick | None],
     ) -> None:
         self._budgets = budgets
+        self.funds = Funds(budgets, clock, policies.held_wait_s)
         self._journal = journal
         self._embedder = embedder
         self._clock = clock
         self._policies = policies
+        self.sizing = Sizing(policies.planning_price, policies.planning_tokens_max)
         self._pick = pick  # the policy version that plans a request, by its id
 
     def record(
@@ -172,20 +176,27 @@ class Admission:
         context: RequestContext,
         session: Session | None = None,
     ) -> Reservation:
-        """Reserve the worst case of the whole tree in every scope, or in none; in a session its calls too. Raises
-        CapReached, BudgetExceeded or MoneyUnavailable."""
-        most, least = self.bounds(choice, caps, sizes, context.chat)
+        """Reserve the worst case of one answer in every scope, or in none; in a session its calls too. Raises
+        CapReached, BudgetExceeded, BudgetHeld or MoneyUnavailable."""
+        wish = self.sizing.wish(choice, caps, sizes, context.chat)
         scopes: Sequence[Scope] = (
             *scopes_of(context.principal, record.end_user, self._clock.now()),
             *context.scopes,
         )
         if context.kept is not None:
-            most, least, scopes = context.kept.terms(most, least, scopes)
+            most, least, scopes = context.kept.terms(wish.most, wish.least, scopes)
+            wish = Wish(most, min(max(wish.enough, least), most), least)
         lease_s = caps.wall_s + LEASE_SLACK_S
-        if session is None:
-            money = await self._budgets.hold(record.id, most, least, scopes, lease_s)
-            return Reservation(money, most, HoldRecord(self._journal, self._held(money, record.id)), caps)
-        return await self._hold_in(session, record, caps, self._calls(choice, caps), (most, least), scopes, lease_s)
+        try:
+            if session is not None:
+                return await self._hold_in(session, record, caps, self._calls(choice, caps), wish, scopes, lease_s)
+            money = await self.funds.hold(record.id, wish, scopes, lease_s)
+            return Reservation(money, HoldRecord(self._journal, self._held(money, record.id)), caps, wish.least)
+        except (MoneyUnavailable, asyncio.CancelledError):  # it may be granted yet
+            if context.kept is None:  # else it is asked for again under its id
+                self._budgets.forsake(record.id)
+                self._budgets.forsake(record.id + CALLS)
+            raise
 
     async def _hold_in(
         self,
@@ -193,39 +204,37 @@ class Admission:
         record: RolloutRecord,
         caps: Caps,
         calls_wanted: int,
-        bounds: tuple[int, int],
+        wish: Wish,
         scopes: Sequence[Scope],
         lease_s: float,
     ) -> Reservation:
         """`hold` for a request of a session: its calls first, then its money."""
-        most, least = bounds
         own, counted = Scope(session.money_scope, session.limits.nano), Scope(session.calls_scope, session.limits.calls)
         try:
-            calls = await self._budgets.hold(record.id + CALLS, calls_wanted, 1, [counted], lease_s)
+            calls = await self.funds.hold(record.id + CALLS, Wish(calls_wanted, 1, 1), [counted], lease_s)
             try:
-                money = await self._budgets.hold(record.id, most, least, [own, *scopes], lease_s)
-            except BaseException:  # boundary: whatever refused the money, the calls are given back
+                money = await self.funds.hold(record.id, wish, [own, *scopes], lease_s)
+            except BudgetExceeded:
                 await self._budgets.void(calls.id)
                 raise
         except BudgetExceeded as refused:
             if refused.scope not in (own.name, counted.name):
                 raise
-            raise session_spent(session, refused.scope, refused.left_nano, refused.needed_nano) from None
+            held, left, needed = isinstance(refused, BudgetHeld), refused.left_nano, refused.needed_nano
+            raise session_spent(session, refused.scope, left, needed, held=held) from None
         caps = replace(caps, calls=min(caps.calls, calls.granted_nano))
         written = HoldRecord(self._journal, self._held(money, record.id), self._held(calls, None))
-        return Reservation(money, most, written, caps, calls, calls_wanted, session)
+        return Reservation(money, written, caps, wish.least, calls, calls_wanted, session)
 
     def _held(self, hold: Hold, rollout_id: str | None) -> Event:
-        """The journal's event of a hold. `rollout_id` None: it is of no rollout's money."""
+        """The journal's event of a hold, as large as it is now. `rollout_id` None: it is of no rollout's money."""
         payload = {
             "hold_id": hold.id,
             "rollout_id": rollout_id,
             "amount_nano": hold.granted_nano,
             "scopes": [[scope.name, scope.limit_nano] for scope in hold.scopes],
         }
-        now_us = self._clock.now_us()
-        # of money under the id of its hold: written by two gateways, one after the other, it is stored once
-        return Event.new("hold", now_us, payload) if rollout_id is None else Event(hold.id, "hold", now_us, payload)
+        return Event.new("hold", self._clock.now_us(), payload)
 
     def _calls(self, choice: Choice, caps: Caps) -> int:
         """The worker calls that a request may make."""
@@ -233,7 +242,7 @@ class Admission:
             return caps.calls
         return min(caps.calls, CALLS_PER_ATTEMPT * (self._policies.attempts_max + 1))
 
-    async def at_the_end(self, error: BatonError, reserved: Reservation, spent_nano: int) -> BatonError:
+    async def at_the_end(self, error: BatonError, reserved: Reservation, meter: Meter) -> BatonError:
         """The error of a request that ended at a cap which a budget had lowered: it names that budget, what was left of
         it, and the fix. Any other error as it is."""
         session, now = reserved.session, self._clock.now()
@@ -241,75 +250,31 @@ class Admission:
             return session.ended()
         if not isinstance(error, CapReached):
             return error
+        hold, own = reserved.money, meter.granted_nano - meter.spent_nano  # held, and not spent
         if error.cap == "calls" and reserved.calls is not None and reserved.calls.granted_nano < reserved.wanted_calls:
-            hold, spent = reserved.calls, reserved.calls.granted_nano
-        elif error.cap == "cost" and reserved.money.granted_nano < reserved.wanted_nano:
-            hold, spent = reserved.money, spent_nano
-        else:
+            hold, own = reserved.calls, 0
+        elif error.cap != "cost" or not meter.short:
             return error
         limits = {scope.name: scope for scope in hold.scopes if scope.limit_nano is not None}
         try:
             balances = await self._budgets.balances(list(limits))
-        except MoneyUnavailable:
-            return error
-        own = hold.granted_nano - spent  # held, and not spent
+        except MoneyUnavailable as away:
+            return away
+        mine = hold.granted_nano if hold is reserved.calls else meter.granted_nano
         left = {
             name: (limits[name].limit_nano or 0) - b.posted_nano - b.held_nano + own for name, b in balances.items()
         }
         tightest = min(left, key=lambda name: left[name])
+        others = balances[tightest].held_nano - mine
         if session is not None and tightest in (session.money_scope, session.calls_scope):
-            return session_spent(session, tightest, left[tightest])
-        return budget_spent(limits[tightest], left[tightest])
+            return session_spent(session, tightest, left[tightest], held=others > 0)
+        return budget_exceeded(limits[tightest], left[tightest], None, others)
 
-    async def note_cap(self, record: RolloutRecord, reserved: Reservation) -> None:
+    async def note_cap(self, record: RolloutRecord, reserved: Reservation, meter: Meter) -> None:
         """Note in the record which budget made a cap that ended the request before its plan, if one did."""
         if record.capped in ("cost", "calls"):
-            why = await self.at_the_end(CapReached(record.capped, ""), reserved, record.cost_nano)
+            why = await self.at_the_end(CapReached(record.capped, ""), reserved, meter)
             record.caps |= {"capped_by": why.message} if why.message else {}
-
-    def bounds(self, choice: Choice, caps: Caps, sizes: Sizes, chat: ChatRequest) -> tuple[int, int]:
-        """Nano-dollars: (worst case of the tree under the cap on cost, the least that buys one answer). Raises
-        CapReached where the cap does not buy one."""
-        policies = self._policies
-        planned = choice.fallback is not None
-        workers = asked_workers(choice)
-        if not workers:
-            raise BadRequest(f"pool `{choice.pool}` has no model worker for this key", param="model", code="empty_pool")
-        planning = 0
-        if choice.planner.name in ("conductor", "auto"):
-            shown = min(max(size.tokens_max for size in sizes.values()), QUOTED_TOKENS_BOUND)
-            prompt_bound = 3 * shown + PROMPT_TOKENS_BOUND + WORKER_LINE_TOKENS_BOUND * len(choice.workers)
-            planning = worst_case_nano(policies.planning_price, prompt_bound, policies.planning_tokens_max)
-        loops = 1 + caps.steps * min(1, caps.depth) if planned else 1
-        calls = caps.calls if planned else policies.attempts_max + (shape_of(chat.params) is not None)
-        says = chat.endpoint != "embeddings"  # which have no output
-        dearest = max(call_nano(spec, sizes, says * spec.output_tokens_max, chat) for spec in workers)
-        checkers = [spec for spec in choice.workers if planned and is_checker(spec)]
-        checks = [check_nano(spec, workers, sizes, chat) for spec in checkers]
-        dearest = max([dearest, *checks, planned * summary_bound_nano(choice.summarizers, sizes.values())])
-        cheapest = min(call_nano(spec, sizes, says * OUTPUT_TOKENS_MIN, chat) for spec in workers)
-        # A version or a request may ask for more rounds than the setting; only the cap bounds them all.
-        most = planning * loops * caps.rounds + calls * dearest
-        names = {spec.name for spec in choice.workers}
-        if isinstance(choice.planner, CheckedRouter) and names.issuperset(choice.planner.names):
-            most = self._worst_path(choice.planner, choice, sizes, chat)
-        least = max(1, planning + cheapest)
-        if least > caps.cost_nano:
-            left, needed = nano_to_usd(caps.cost_nano), nano_to_usd(least)
-            raise CapReached("cost", f"any answer could cost ${needed}; the cap is ${left}")
-        return max(1, min(caps.cost_nano, most)), least
-
-    def _worst_path(self, router: CheckedRouter, choice: Choice, sizes: Sizes, chat: ChatRequest) -> int:
-        """Nano-dollars of a chain of which every reply is rejected, with all attempts."""
-        by_name = {spec.name: spec for spec in choice.workers}
-        chain, checker = [by_name[name] for name in router.workers], by_name[router.checker]
-        checks = (len(chain) - 1) * check_nano(checker, chain, sizes, chat)
-        calls = sum(call_nano(spec, sizes, spec.output_tokens_max, chat) for spec in chain)
-        again = calls if shape_of(chat.params) is not None else 0  # a reply of another shape is asked for once more
-        again += (2 * len(chain) - 1) * summary_bound_nano(
-            choice.summarizers, sizes.values()
-        )  # for each call and each check
-        return self._policies.attempts_max * (calls + checks) + again
 
     def _rounds(self, choice: Choice, context: RequestContext) -> int:
         """The plans of a request that asks for no number: as many as are worth their price. A stream has the reply as
@@ -328,12 +293,13 @@ class Admission:
             draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
             draw.shuffle(workers)
         planner, explore = self._policies.shares.planner_of(choice, record, draw)
-        meter = Meter(record.hold_nano, caps)
+        meter = Meter(record.hold_nano, caps, answer_nano=reserved.answer_nano)
+        meter.grow = Purse(self.funds, reserved.money, meter, record, reserved.record, self._held).grow
         deadline_s, slots = self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel)
         listener = running.tell if context.progress != "off" else no_listener
         calls_id = None if reserved.calls is None else reserved.calls.id
         tree = Tree(meter, record.id, deadline_s, slots, reserved.record, calls_id, listener)
-        tree.summaries.workers = choice.summarizers
+        tree.summaries.workers, tree.templates = choice.summarizers, self.sizing.templates
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
         rounds = ROUNDS_OF.get(type(planner)) or context.rounds or max(self._rounds(choice, context), trained)

@@ -11,37 +11,54 @@ from typing import Any
 
 from gateway.core.access.keys import Principal
 from gateway.core.loop.caps import Caps
-from gateway.core.money.amounts import worst_case_nano
+from gateway.core.loop.shown import CONVERSATION_CHARS_MAX
+from gateway.core.money.amounts import NANO_MAX, nano_to_usd, worst_case_nano
+from gateway.core.money.templates import Templates
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import MediaPart, media_parts, remote_parts
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
-from gateway.core.openai.vendors.hosts import limits_of
+from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.vendors.overflow import context_exceeded
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.models import PREFERENCES
-from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
+from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec
 from gateway.errors import BadRequest, CapReached
 from gateway.service.loop.bodies import (
+    DECLARATIONS,
     OUTPUT_TOKENS_MIN,
     UNCOUNTED_BYTES_MAX,
     PromptSize,
     context_room,
     counted_size,
+    declaration_tokens,
+    hours_count,
     price_of,
+    sendable,
     task_worst,
+    texts_beside,
+    vendor_for,
+    without_spare,
 )
-from gateway.service.loop.routers import CheckedRouter
+from gateway.service.loop.conducting import PLAN_TOKENS_MIN
+from gateway.service.loop.routers import VOTERS, CascadeRouter, CheckedRouter, VoteRouter
 from gateway.service.loop.state import Loop
 from gateway.service.loop.summaries import NOBODY, SummaryRules
+from gateway.service.money.funds import Wish
 from gateway.service.ports.request import TokenCounter
 from gateway.service.request.catalog import Choice
 
 BYTES_PER_TOKEN_MOST = 8  # of any text that people write: English has between four and five
 RAISE_CAP = ", or raise x-baton-max-tokens as far as the key allows"
-CHECK_TOKENS_BOUND = 2_000  # of a checker's task and the tags around a reply, in bytes
-REPLY_BYTES_PER_TOKEN = 16  # of a reply that a checker reads: no common token is longer
+AMPLE_TOKENS = 4_096  # of a reply whose length the request leaves open
+PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
+QUOTED_TOKENS_BOUND = 4 * CONVERSATION_CHARS_MAX  # of the conversation in it
+WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
+SPREAD_MAX = 3  # a planned request holds for workers that cost up to so many times the cheapest, and grows for others
+SIDE_BY_SIDE = {VoteRouter: VOTERS, CascadeRouter: 2}  # calls of routers that begin at once; 1 of others
+BOUNDS = ("max_completion_tokens", "max_tokens")  # of a reply, the one that counts first
 LONGER_CONTEXT = ", or name a model whose context is longer"
 Sizes = Mapping[str, PromptSize]  # of the request's prompt, by worker name
+Bodies = Mapping[str, Mapping[str, Any]]  # as they will leave, by worker name
 Bounds = Callable[[Choice, Caps, Sizes, ChatRequest], object]
 Held = Callable[[Sequence[WorkerSpec]], Sequence[WorkerSpec]]
 Shortlisting = Callable[[Choice, ChatRequest, int, Principal], Awaitable[Choice]]
@@ -55,29 +72,55 @@ def asked_workers(asked: Choice | Loop) -> list[WorkerSpec]:
 
 
 def parts_to_fetch(messages: Sequence[Mapping[str, Any]], asked: Choice | Loop) -> tuple[MediaPart, ...]:
-    """The parts by URL that Baton fetches: all of them, but for images, and with Anthropic's models files, that every
-    worker that may answer fetches itself."""
+    """The parts by URL that Baton fetches: all of them, but for images, and files of models of Anthropic or behind the
+    Responses API, that every worker that may answer fetches itself."""
     remote = remote_parts(messages)
     if not remote:
         return ()
     workers = asked_workers(asked)
     kinds = {"image", "file"} if workers else set()
     for spec in workers:
-        kinds &= {"image", "file"} if spec.speaks_messages else {"image"} if spec.fetches else set()
+        both = spec.speaks_messages or (spec.fetches and spec.api == "responses")
+        kinds &= {"image", "file"} if both else {"image"} if spec.fetches else set()
     return tuple(part for part in remote if part.kind not in kinds)
 
 
-async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, bytes_bound: int, caps: Caps) -> Sizes:
+async def with_sendable_schemas(choice: Choice, chat: ChatRequest) -> tuple[Choice, Bodies]:
+    """The choice without the models that LiteLLM would send too large a form of the request's schemas, and the bodies
+    of those that get another form. Raises BadRequest with the schema's path where no model is left."""
+    if chat.endpoint != "chat" or not any(chat.params.get(name) for name in DECLARATIONS):
+        return choice, {}
+    body, workers = {"messages": chat.messages, **chat.params}, asked_workers(choice)
+    bodies: dict[str, dict[str, Any]] = {}
+    refusals: dict[str, BadRequest] = {}
+    for spec in workers:
+        try:
+            if (sent := await sendable(spec, body)) is not body:
+                bodies[spec.name] = sent
+        except BadRequest as refusal:
+            refusals[spec.name] = refusal
+    if refusals and len(refusals) == len(workers):
+        raise next(iter(refusals.values()))
+    left = tuple(spec for spec in choice.workers if spec.name not in refusals)
+    return (replace(choice, workers=left) if refusals else choice), bodies
+
+
+async def prompt_sizes(
+    tokens: TokenCounter, choice: Choice, chat: ChatRequest, bytes_bound: int, caps: Caps, bodies: Bodies
+) -> Sizes:
     """The size of the request's prompt for each worker that may answer. `bytes_bound`: its size where a token counts as
     a byte. It is counted where it is long, or long for a worker's context or for the cap on cost; not where it is far
-    over the cap on tokens, for counting megabytes takes a second of processor."""
+    over the cap on tokens, for counting megabytes takes a second of processor. `bodies`: of workers, by name, that get
+    another form of the request."""
+    bytes_bound += declaration_tokens(chat.params)
     size, workers = PromptSize(bytes_bound, bytes_bound), asked_workers(choice)
-    if bytes_bound <= UNCOUNTED_BYTES_MAX and all(_fits(spec, bytes_bound, caps, chat) for spec in workers):
+    small = bytes_bound <= UNCOUNTED_BYTES_MAX and not bodies
+    if small and all(_fits(spec, bytes_bound, caps, chat) for spec in workers):
         return {spec.name: size for spec in workers}
-    if bytes_bound > caps.tokens * BYTES_PER_TOKEN_MOST:
+    if bytes_bound > caps.tokens * BYTES_PER_TOKEN_MOST and not bodies:
         return {spec.name: size for spec in workers}
     body = {"messages": chat.messages, **chat.params} if chat.endpoint == "chat" else chat.params
-    return {spec.name: await counted_size(tokens, spec, body) for spec in workers}
+    return {spec.name: await counted_size(tokens, spec, bodies.get(spec.name, body)) for spec in workers}
 
 
 def likely_tokens(sizes: Sizes, bytes_bound: int) -> int:
@@ -98,23 +141,84 @@ def call_nano(spec: WorkerSpec, sizes: Sizes, output_bound: int, chat: ChatReque
     called once for each choice."""
     if chat.endpoint in TASK_FIELDS:
         return task_worst(spec, chat.endpoint, chat.params, sizes[spec.name]).nano
-    input_bound, choices = sizes[spec.name].tokens_max, chat.choices
+    input_bound, choices = sizes[spec.name].tokens_max + len(texts_beside(spec.params)), chat.choices
     if "n" in spec.cannot:
         return choices * _worst(spec, input_bound, output_bound, chat)
     return _worst(spec, input_bound, output_bound * choices, chat)
 
 
-def check_nano(checker: WorkerSpec, asked: Sequence[WorkerSpec], sizes: Sizes, chat: ChatRequest) -> int:
-    """The worst case of one check. Its prompt holds the longest reply besides the request, and the checker's task."""
-    size = max(size.tokens_max for size in sizes.values())
-    read = size + CHECK_TOKENS_BOUND + REPLY_BYTES_PER_TOKEN * max(spec.output_tokens_max for spec in asked)
-    return _worst(checker, read, checker.output_tokens_max, chat)
+def is_bounded(chat: ChatRequest) -> bool:
+    """Whether the request says how long its reply may be."""
+    return chat.endpoint != "chat" or any(chat.params.get(name) is not None for name in BOUNDS)
+
+
+def asked_tokens(spec: WorkerSpec, chat: ChatRequest) -> int:
+    """The tokens of each choice that a worker is asked for, as far as the request and its own bound say."""
+    if chat.endpoint == "embeddings":
+        return 0
+    bounds = [chat.params.get(name) for name in BOUNDS] + [TOKENS_DEFAULT] * (chat.endpoint == "completions")
+    return min(next((bound for bound in bounds if bound is not None), spec.output_tokens_max), spec.output_tokens_max)
+
+
+class Sizing:
+    """How much a request holds before it begins. One object serves the whole process: it knows what templates add to
+    prompts, and how long planning prompts are."""
+
+    def __init__(self, planning_price: Price, planning_tokens_max: int) -> None:
+        self._price, self._plan_max = planning_price, planning_tokens_max
+        self.templates = Templates()
+        self._plans: dict[str, int] = {}  # tokens of the latest planning prompt, by pool
+
+    def planned(self, pool: str, tokens: int) -> None:
+        """Note how long a planning prompt was; 0: nothing was planned."""
+        if tokens:
+            self._plans[pool] = tokens
+
+    def wish(self, choice: Choice, caps: Caps, sizes: Sizes, chat: ChatRequest) -> Wish:
+        """One answer of the length that the request asks for, of the cheapest workers that may give it and of those
+        that cost not much more, and the planning before it; at least a short answer, which the rule plans. Raises
+        CapReached where the cap on cost does not buy one."""
+        workers = asked_workers(choice)
+        if not workers:
+            raise BadRequest(f"pool `{choice.pool}` has no model worker for this key", param="model", code="empty_pool")
+        body = {"messages": chat.messages, **chat.params}
+        if chat.endpoint == "chat":
+            sizes = {one.name: without_spare(self.templates, one, body, sizes[one.name]) for one in workers}
+
+        def answer(reply_max: int, spread: int = 1) -> int:
+            """Of the calls that begin at once, with at most so many tokens each: of the cheapest workers, and of those
+            that cost at most `spread` times as much."""
+            tokens = {spec.name: min(reply_max, asked_tokens(spec, chat)) for spec in workers}
+            nanos = sorted(call_nano(spec, sizes, tokens[spec.name], chat) for spec in workers)
+            near, calls = (
+                [each for each in nanos if each <= spread * nanos[0]],
+                SIDE_BY_SIDE.get(type(choice.planner), 1),
+            )
+            return max(sum(nanos[:calls]), sum(near[-calls:]))
+
+        least = max(1, answer(OUTPUT_TOKENS_MIN))
+        if least > caps.cost_nano:
+            left, needed = nano_to_usd(caps.cost_nano), nano_to_usd(least)
+            raise CapReached("cost", f"any answer could cost ${needed}; the cap is ${left}")
+        most = min(caps.cost_nano, answer(NANO_MAX, SPREAD_MAX) + self._planning_nano(choice, sizes, NANO_MAX))
+        enough = answer(NANO_MAX if is_bounded(chat) else AMPLE_TOKENS)
+        enough += self._planning_nano(choice, sizes, PLAN_TOKENS_MIN)
+        return Wish(max(most, least), min(max(most, least), max(least, enough)), least)
+
+    def _planning_nano(self, choice: Choice, sizes: Sizes, tokens_max: int) -> int:
+        """The worst case of one planning call. The prompt counts as long as the pool's latest, if that is shorter than
+        it may be; the hold grows for a longer one, and where the conductor plans instead of the rule."""
+        if choice.planner.name != "conductor":
+            return 0
+        shown = min(max(size.tokens_max for size in sizes.values()), QUOTED_TOKENS_BOUND)
+        prompt = 3 * shown + PROMPT_TOKENS_BOUND + WORKER_LINE_TOKENS_BOUND * len(choice.workers)
+        prompt = min(prompt, self._plans.get(choice.pool, prompt))
+        return worst_case_nano(self._price, prompt, min(tokens_max, self._plan_max))
 
 
 def _worst(spec: WorkerSpec, input_bound: int, output_bound: int, chat: ChatRequest) -> int:
-    price = price_of(spec)
-    hour = price.has_hours and chat.caches_an_hour
-    return worst_case_nano(price, input_bound, output_bound, media=chat.has_media, hour=hour)
+    hour = hours_count(spec, {"messages": chat.messages, **chat.params})
+    return worst_case_nano(price_of(spec), input_bound, output_bound, media=chat.has_media, hour=hour)
 
 
 def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Caps) -> Choice:
@@ -168,7 +272,9 @@ def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     checker = choice.planner.checker if isinstance(choice.planner, CheckedRouter) else None  # its reply is no answer
     # What the request holds and a worker cannot take, by the worker's name.
     lacks = {
-        spec.name: needs_model if spec.kind == "tool" else needs & {*spec.cannot, *limits_of(spec).over(chat.params)}
+        spec.name: needs_model
+        if spec.kind == "tool"
+        else needs & {*spec.cannot, *vendor_for(spec).limits.over(chat.params)}
         for spec in choice.workers
         if spec.name != checker
     }
@@ -183,7 +289,9 @@ def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     what = min(min(names) for name, names in lacks.items() if names and named in (None, name))
     where = next((part.where for part in media_parts(chat.messages) if part.kind == what), what)
     whom = "no worker that this key may use here takes" if named is None else f"worker {named} does not take"
-    over = [most for spec in choice.workers if (most := limits_of(spec).over(chat.params).get(what)) is not None]
+    over = [
+        most for spec in choice.workers if (most := vendor_for(spec).limits.over(chat.params).get(what)) is not None
+    ]
     if over and not any(what in spec.cannot for spec in choice.workers if named in (None, spec.name)):
         problem = f"{whom} {len(chat.params[what])} `{what}`: the limit is {max(over)}"
         raise BadRequest(problem, param=where, code="array_above_max_length")
@@ -229,5 +337,6 @@ class Fitter:
         self, choice: Choice, chat: ChatRequest, input_bound: int, caps: Caps, who: Principal
     ) -> tuple[Choice, Sizes]:
         choice = await self._shortlist(choice, chat, input_bound // BYTES_PER_TOKEN, who)
-        sizes = await prompt_sizes(self._tokens, choice, chat, input_bound, caps)
+        choice, bodies = await with_sendable_schemas(choice, chat)
+        sizes = await prompt_sizes(self._tokens, choice, chat, input_bound, caps, bodies)
         return with_roomy_workers(choice, chat, sizes, caps), sizes

@@ -137,12 +137,13 @@ def _counted(who: Principal) -> Iterator[str]:
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """What was reserved for a request: its money and, in a session, its worker calls; and the caps that follow from
-    it. `wanted_nano`, `wanted_calls`: the worst case, of which a budget may have granted less."""
+    it. `answer_nano`: what the shortest answer may cost. `wanted_calls`: the most, of which a budget may have granted
+    less."""
 
     money: Hold
-    wanted_nano: int
     record: HoldRecord
     caps: Caps
+    answer_nano: int = 0
     calls: Hold | None = None
     wanted_calls: int = 0
     session: Session | None = None
@@ -197,6 +198,7 @@ class Running:
         self.principal = entry.who
         self.reserved = reserved
         self.progress: Progress = "off"
+        self.body_bytes = 0  # of the request's body; 0: not known
         self.standing = ""  # how far the next rung of its planner is
         self.left: dict[str, str] = {}  # headers: what is left of its session
         self.stopped: BatonError | None = None  # why its session ended it

@@ -234,7 +234,7 @@ def _left(loop: Loop, spec: WorkerSpec) -> Left:
     """What is left for a turn that goes back to this worker."""
     room = spec.context_tokens - input_tokens_bound(loop.conversation) // BYTES_PER_TOKEN
     return Left(
-        nano=loop.tree.meter.left_nano,
+        nano=loop.tree.meter.known_nano,
         calls=loop.caps.calls if loop.tree.calls_hold_id is not None else None,
         tokens=room if "context_tokens" in spec.model_fields_set else None,
     )

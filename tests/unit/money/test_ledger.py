@@ -101,10 +101,10 @@ def test_an_unknown_hold_cannot_be_settled() -> None:
         Ledger().settle("never", "posted", 1)
 
 
-def test_a_restored_hold_ignores_headroom_and_settles() -> None:
+def test_a_restored_hold_ignores_headroom_never_shrinks_and_settles() -> None:
     ledger = Ledger({"key:k": 45})
-    ledger.restore("a", 30, ["key:k"], 0)
-    ledger.restore("a", 99, ["key:k"], 0)
+    for granted in (20, 30, 10):
+        ledger.restore("a", granted, ["key:k"], 0)
     assert ledger.balance("key:k") == Balance(45, 30)
     assert ledger.settle("a", "posted", 30) == 30
 

@@ -9,6 +9,7 @@ from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import UpstreamError
 from gateway.service.loop.health.breakers import Breakers
 from gateway.service.loop.health.retries import Backoff, RetryBudget
+from gateway.service.money.charges import Paces
 from gateway.service.ports.pools import NO_TOOLBOXES
 from gateway.service.ports.request import Clock, TokenCount, TokenCounter, Toolboxes, Workers
 
@@ -52,6 +53,7 @@ class Calls:
         self.clock = clock
         self.tokens = tokens
         self.toolboxes = toolboxes
+        self.paces = Paces()
         self.rests = rests or Breakers(clock)  # without one no worker rests
         self._budget = budget
         self.attempts_max = attempts_max

@@ -225,7 +225,7 @@ class Checkpoints:
         numbers = {"spent": meter.spent_nano, "drawn": meter.drawn_nano, "calls": meter.calls}
         numbers |= {"tokens": meter.tokens, "drawn_tokens": meter.drawn_tokens}
         return {
-            "hold": {"granted": money.granted_nano, "scopes": [[one.name, one.limit_nano] for one in money.scopes]},
+            "hold": {"granted": meter.granted_nano, "scopes": [[one.name, one.limit_nano] for one in money.scopes]},
             "workers": [[spec.name, spec.handle] for spec in loop.workers],
             "meter": numbers,
             "open": {place: list(bound) for place, bound in self._open.items()},
