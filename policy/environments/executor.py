@@ -28,7 +28,8 @@ from gateway.service.loop.conducting import prompt_input
 from gateway.service.loop.health.retries import RetryBudget
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.shown import pool_entry
-from gateway.service.loop.state import EarlyStart, HoldRecord, Loop, Planner, Situation, Tree
+from gateway.service.loop.spending.funds import HoldRecord
+from gateway.service.loop.state import EarlyStart, Loop, Planner, Situation, Tree
 from gateway.service.ports.request import Clock, WorkerCall, WorkerReply, Workers
 from policy.environments.base import (
     Bill,

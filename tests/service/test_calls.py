@@ -30,7 +30,8 @@ from gateway.errors import (
 )
 from gateway.service.loop.calls import Calls, StepCall
 from gateway.service.loop.health.retries import RetryBudget
-from gateway.service.loop.state import HoldRecord, Loop, StepRun, Tree
+from gateway.service.loop.spending.funds import HoldRecord
+from gateway.service.loop.state import Loop, StepRun, Tree
 from gateway.service.ports.request import Clock, WorkerCall
 from tests.fakes.journal import FakeJournal
 from tests.fakes.workers import FakeWorkers, Says, Scripted

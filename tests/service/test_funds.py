@@ -13,7 +13,7 @@ from gateway.core.loop.caps import Caps
 from gateway.core.money.amounts import Usage
 from gateway.core.money.ledger import Scope
 from gateway.errors import BatonError, BudgetExceeded, BudgetHeld, MoneyUnavailable, UpstreamTimeout
-from gateway.service.money.funds import Funds, Wish
+from gateway.service.loop.spending.funds import Funds, Wish
 from tests.fakes.budgets import FakeBudgets
 from tests.fakes.workers import Says
 from tests.kit import KEY, Kit, TestClock, ask, plan

@@ -9,7 +9,7 @@ import pytest
 from gateway.core.money.amounts import TOKENS_PER_REQUEST, Usage
 from gateway.core.openai.vendors.usage import TOKENS_PER_CHOICE, TOKENS_PER_TURN
 from gateway.errors import UpstreamError, UpstreamProtocol
-from gateway.service.money.charges import Paces
+from gateway.service.loop.spending.charges import Paces
 from tests.fakes.tokens import WordCounter
 from tests.fakes.workers import Says
 from tests.kit import Kit, ask, items_of

@@ -16,7 +16,7 @@ _UNNAMED = (*_TRANSLATED, BETAS)
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Vocabulary:
     """What a worker understands. `model`: of Anthropic, by whose own wire it is asked; empty: it has another wire.
     `by_litellm`: LiteLLM words its requests. `takes`: parameters that OpenAI does not define."""
 
@@ -25,7 +25,7 @@ class Words:
     takes: frozenset[str]
 
 
-def natives_of(words: Words, params: Mapping[str, Any]) -> tuple[Params, Params]:
+def natives_of(words: Vocabulary, params: Mapping[str, Any]) -> tuple[Params, Params]:
     """(the parameters with those that the worker takes in Anthropic's own words, the rest of those)."""
     rest, own = dict(params), dict(params.get(PARAM) or {})
     rest.pop(PARAM, None)
@@ -40,7 +40,7 @@ def natives_of(words: Words, params: Mapping[str, Any]) -> tuple[Params, Params]
 
 
 def worded(
-    words: Words, params: Params, own: Params, messages: Messages, bound: int, *, named: bool
+    words: Vocabulary, params: Params, own: Params, messages: Messages, bound: int, *, named: bool
 ) -> tuple[Params, Messages, list[str]]:
     """(the parameters, the messages, what the worker does not get or gets otherwise, as `name` or `name=value`).
     `own`: of `natives_of`. `bound`: tokens of the reply. `named`: the client named this worker."""

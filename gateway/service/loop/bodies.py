@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.core.anthropic.effort import budget_of, fit_budget
 from gateway.core.anthropic.native import PARAM
-from gateway.core.anthropic.worker import Words, natives_of, worded
+from gateway.core.anthropic.worker import Vocabulary, natives_of, worded
 from gateway.core.loop.caps import Draw
 from gateway.core.money.amounts import (
     AUDIO_BYTES_PER_TOKEN,
@@ -48,8 +48,9 @@ from gateway.core.pool.models import (
     takes_media_in_results,
     vendor_params,
 )
-from gateway.core.pool.workers import Price, WorkerSpec
-from gateway.errors import CapReached, Unpriced, UpstreamRefused
+from gateway.core.pool.workers import WorkerSpec
+from gateway.errors import CapReached, UpstreamRefused
+from gateway.service.loop.spending.charges import WorstCase, output_bound, price_of
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import TokenCounter
 from gateway.threads import LARGE_BYTES, beside
@@ -59,13 +60,6 @@ CUTS_OF_CONTEXT = 8  # prompts are cut in such parts, so that the next turns are
 OUTPUT_TOKENS_MIN = 16  # a call that could say less than this is not worth making
 UNCOUNTED_BYTES_MAX = 4096  # counting a longer prompt costs less than the money that its bytes would hold
 TOKENS_PER_DECLARATION = 512  # what a vendor tells its model about tools, once: more than any vendor publishes
-
-
-def price_of(spec: WorkerSpec) -> Price:
-    """A worker's price. Raises Unpriced: what cannot be priced is refused, never free."""
-    if spec.price is None:
-        raise Unpriced(f"worker {spec.name} has no price; give it `price` in the pool file")
-    return spec.price
 
 
 def wanted_tokens(loop: Loop, run: StepRun, answers: bool) -> int:
@@ -88,7 +82,7 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
         return {**loop.params, "max_tokens": min(loop.params.get("max_tokens", TOKENS_DEFAULT), spec.output_tokens_max)}
     given = loop.params if answers else {}
     given = {name: value for name, value in given.items() if name not in HINTS or name not in spec.cannot}
-    words = Words(spec.claude, spec.kind == "litellm", vendor_params(spec))
+    words = Vocabulary(spec.claude, spec.kind == "litellm", vendor_params(spec))
     given, own = natives_of(words, given)
     others = given.keys() - (FIELDS.keys() - {"service_tier"}) - words.takes
     params, changes = adapt(spec, {name: value for name, value in given.items() if name not in others})
@@ -150,16 +144,6 @@ def single_bodies(body: Mapping[str, Any], numbers: Iterable[int]) -> list[dict[
 def missing_choices(body: Mapping[str, Any], reply: Mapping[str, Any]) -> range:
     """The numbers of the choices that a chat reply lacks, as some workers answer `n` with one choice."""
     return range(len(reply.get("choices") or ()), body.get("n", 1) if "messages" in body else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class WorstCase:
-    """What one attempt draws, the most tokens its prompt can have, and what lowered the output that it asks for:
-    `cost` or `tokens` (the caps), `context` (the worker's), or None."""
-
-    draw: Draw
-    prompt_tokens_max: int
-    lowered_by: str | None = None
 
 
 def worst_case(
@@ -340,8 +324,3 @@ def _fitting(
     except CapReached:
         return None
     return worst if worst.lowered_by is None else None
-
-
-def output_bound(body: Mapping[str, Any]) -> int:
-    """The most tokens that all choices can have; 0 for embeddings."""
-    return int(body.get("max_completion_tokens") or body.get("max_tokens") or 0) * choices_in(body)

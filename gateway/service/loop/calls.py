@@ -37,8 +37,8 @@ from gateway.service.loop.health.breakers import Flight
 from gateway.service.loop.health.retries import RetryBudget as RetryBudget
 from gateway.service.loop.health.shared import NO_TOKENIZER as NO_TOKENIZER
 from gateway.service.loop.health.shared import Calls as Calls
+from gateway.service.loop.spending.charges import PACE, charge, counted_usage, ended_usage, rough_usage, silent_usage
 from gateway.service.loop.state import Loop, StepRun
-from gateway.service.money.charges import PACE, charge, counted_usage, ended_usage, rough_usage, silent_usage
 from gateway.service.ports.request import (
     WorkerCall,
     WorkerReply,

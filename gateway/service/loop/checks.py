@@ -25,9 +25,10 @@ from gateway.core.openai.reply import merge, reply_text
 from gateway.core.pool.models import is_checker
 from gateway.core.pool.workers import MODEL_KINDS, PYTHON_URL, TOOL_KINDS, VOTE_URL, WorkerSpec
 from gateway.errors import CapReached, ContractMissed, UpstreamError
-from gateway.service.loop.bodies import price_of, step_body, wanted_tokens
+from gateway.service.loop.bodies import step_body, wanted_tokens
 from gateway.service.loop.calls import Saw
 from gateway.service.loop.routers import USAGE_GUESS
+from gateway.service.loop.spending.charges import price_of
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import Clock
 

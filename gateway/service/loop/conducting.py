@@ -35,10 +35,9 @@ from gateway.core.money.amounts import Usage, cost_nano, input_tokens_bound, out
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec
 from gateway.errors import ConductorError
-from gateway.service.loop.bodies import price_of
 from gateway.service.loop.routers import USAGE_GUESS
+from gateway.service.loop.spending.charges import CLIPPED, price_of
 from gateway.service.loop.state import EarlyStart, Situation
-from gateway.service.money.charges import CLIPPED
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd, Sampling
 
 PROMPTED_TOKENS_MAX, TRAINED_TOKENS_MAX, PLAN_TOKENS_MIN = (

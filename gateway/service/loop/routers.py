@@ -23,7 +23,7 @@ from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.policies.earning import Bar, Rewards, has_earned
 from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, NANO_PER_USD, VOTE_URL, WorkerSpec
 from gateway.errors import BatonError, PlanRefused
-from gateway.service.loop.bodies import price_of
+from gateway.service.loop.spending.charges import price_of
 from gateway.service.loop.state import EarlyStart, Planner, Situation, Stakes, Warm
 
 LATENCY_GUESS_S = 2.0

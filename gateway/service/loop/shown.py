@@ -26,8 +26,8 @@ from gateway.core.openai.reply import reply_text
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, TURNS, WorkerSpec
-from gateway.service.loop.bodies import price_of
 from gateway.service.loop.checks import flags_with_verdicts
+from gateway.service.loop.spending.charges import price_of
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import WonPlan
 

@@ -22,7 +22,7 @@ from gateway.core.openai.vendor import without_state
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError
-from gateway.service.ports.request import Journal
+from gateway.service.loop.spending.funds import HoldRecord
 
 
 class Sink(Protocol):
@@ -39,50 +39,6 @@ class Sink(Protocol):
 
 def no_listener(event: Mapping[str, Any]) -> None:
     """The `tell` of a request whose client did not ask for events."""
-
-
-class HoldRecord:
-    """The journal's record of a request's holds: of its money, and of its calls where its session counts them. It goes
-    to disk with the first event under it, in one fsync: a hold under which no call has left costs nothing, even if this
-    process dies."""
-
-    def __init__(self, journal: Journal, *holds: Event) -> None:
-        self._journal = journal
-        self._holds = holds
-        self._grown: tuple[Event, ...] = ()
-        self._written: asyncio.Future[None] | None = None
-
-    def grown(self, hold: Event) -> None:
-        """The hold of the money has grown to this. It is on disk before the next call leaves, instead of what it was or
-        behind it; the ledger goes by the largest."""
-        if self._written is None:
-            self._holds = (hold, *self._holds[1:])
-        else:
-            self._grown = (hold,)
-
-    async def append(self, *events: Event) -> None:
-        """Return once the holds and these events are on disk. Raises SpoolFull where one of them finds no room."""
-        events, self._grown = (*self._grown, *events), ()
-        if self._written is None:
-            self._written = asyncio.ensure_future(self._journal.append(*self._holds, *events))
-            await asyncio.shield(self._written)
-        elif self._written.done():
-            self._written.result()
-            await self._journal.append(*events)
-        else:
-            await asyncio.gather(asyncio.shield(self._written), self._journal.append(*events))
-
-    async def close(self, settles: Sequence[Event], *rest: Event) -> None:
-        """Write the closing records. Skip `settles` if the holds were never written. Closing records find room even
-        where the holds did not."""
-        if self._written is None:
-            await self.append(*settles, *rest)
-            return
-        if not self._written.done():
-            await asyncio.wait({self._written})
-        lost = self._written.cancelled() or self._written.exception() is not None
-        if last := rest if lost else (*settles, *rest):
-            await self._journal.append(*last)
 
 
 class Checkpoints(Protocol):

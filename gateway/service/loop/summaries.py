@@ -24,10 +24,11 @@ from gateway.core.money.amounts import cost_nano, input_tokens_bound, worst_case
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import CapReached, DeadlineExceeded, UpstreamError, UpstreamTimeout
-from gateway.service.loop.bodies import CUTS_OF_CONTEXT, PromptSize, output_bound, price_of, prompt_size, step_body
+from gateway.service.loop.bodies import CUTS_OF_CONTEXT, PromptSize, prompt_size, step_body
 from gateway.service.loop.calls import Calls, StepCall
 from gateway.service.loop.checks import add_cost, side_call
 from gateway.service.loop.routers import USAGE_GUESS
+from gateway.service.loop.spending.charges import output_bound, price_of
 from gateway.service.loop.state import Loop, StepRun
 
 NOBODY, AUTO = "none", "auto"  # in place of a worker's name

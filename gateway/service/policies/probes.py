@@ -28,7 +28,8 @@ from gateway.core.pool.models import adapt, model_of
 from gateway.core.pool.release import ReleaseTest
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, BudgetExceeded, Conflict, UpstreamError
-from gateway.service.loop.bodies import output_bound, price_of, size_in_bytes
+from gateway.service.loop.bodies import size_in_bytes
+from gateway.service.loop.spending.charges import output_bound, price_of
 from gateway.service.policies.drift import served_signals
 from gateway.service.policies.quarantine import Quarantines
 from gateway.service.ports.drift import DriftStore, KnownQuestion, Quarantine

@@ -39,8 +39,8 @@ from gateway.service.loop.routers import (
     RulePlanner,
     VoteRouter,
 )
-from gateway.service.loop.state import HoldRecord, Loop, Stakes, Tree, no_listener
-from gateway.service.money.funds import Funds, Purse, Wish
+from gateway.service.loop.spending.funds import Funds, HoldRecord, Purse, Wish
+from gateway.service.loop.state import Loop, Stakes, Tree, no_listener
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.request import Clock, Embedder, Journal
 from gateway.service.request.catalog import Choice, Shares

@@ -32,7 +32,6 @@ from gateway.service.loop.bodies import (
     counted_size,
     declaration_tokens,
     hours_count,
-    price_of,
     sendable,
     task_worst,
     texts_beside,
@@ -41,9 +40,10 @@ from gateway.service.loop.bodies import (
 )
 from gateway.service.loop.conducting import PLAN_TOKENS_MIN
 from gateway.service.loop.routers import VOTERS, CascadeRouter, CheckedRouter, VoteRouter
+from gateway.service.loop.spending.charges import price_of
+from gateway.service.loop.spending.funds import Wish
 from gateway.service.loop.state import Loop
 from gateway.service.loop.summaries import NOBODY, SummaryRules
-from gateway.service.money.funds import Wish
 from gateway.service.ports.request import TokenCounter
 from gateway.service.request.catalog import Choice
 

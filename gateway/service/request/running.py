@@ -21,7 +21,8 @@ from gateway.core.money.sessions import Session
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.reply import reply_facts
 from gateway.errors import BatonError, Unavailable
-from gateway.service.loop.state import Checkpoints, HoldRecord, Loop
+from gateway.service.loop.spending.funds import HoldRecord
+from gateway.service.loop.state import Checkpoints, Loop
 from gateway.service.ports.request import RateLimits, RateState
 
 _NOT_PRINTABLE = re.compile(r"[^ -~]")

@@ -37,8 +37,8 @@ from gateway.core.money.amounts import input_tokens_bound
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError, DeadlineExceeded, UpstreamError
-from gateway.service.loop.bodies import price_of
 from gateway.service.loop.routers import arms_of, worth_of
+from gateway.service.loop.spending.charges import price_of
 from gateway.service.loop.state import EarlyStart, LastAnswer, Loop, Situation, StepRun, Warm
 from gateway.service.ports.request import RequestMetrics
 from gateway.service.ports.turns import Conversations, TurnMarks

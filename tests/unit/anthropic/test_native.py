@@ -8,16 +8,16 @@ import pytest
 
 from gateway.core.anthropic.native import filled, layout, without_native
 from gateway.core.anthropic.request import parse_message_request
-from gateway.core.anthropic.worker import Words, natives_of, worded
+from gateway.core.anthropic.worker import Vocabulary, natives_of, worded
 
 USE = {"type": "tool_use", "id": "t1", "name": "find", "input": {}}
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
 TEXT = {"type": "text", "text": "a"}
-OPENAI = Words("", by_litellm=False, takes=frozenset(("top_k", "thinking")))
-CLAUDE = Words(
+OPENAI = Vocabulary("", by_litellm=False, takes=frozenset(("top_k", "thinking")))
+CLAUDE = Vocabulary(
     "claude-sonnet-4-5", by_litellm=True, takes=frozenset(("thinking", "cache_control", "context_management"))
 )
-BEDROCK = Words("", by_litellm=True, takes=frozenset(("thinking",)))
+BEDROCK = Vocabulary("", by_litellm=True, takes=frozenset(("thinking",)))
 
 
 def read(*turns: Any, **fields: Any) -> Any:
@@ -79,7 +79,7 @@ def test_a_worker_with_another_wire_lacks_them_by_name() -> None:
         (CLAUDE, {"type": "enabled", "budget_tokens": 3000}, None),
     ],
 )
-def test_a_budget_goes_to_whoever_takes_one(words: Words, thinking: Any, effort: str | None) -> None:
+def test_a_budget_goes_to_whoever_takes_one(words: Vocabulary, thinking: Any, effort: str | None) -> None:
     chat = read(thinking={"type": "enabled", "budget_tokens": 3000})
     params, own = natives_of(words, chat.params)
     assert (params.get("thinking"), params.get("reasoning_effort")) == (thinking, effort)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.log.events import Event
 from gateway.errors import SpoolFull
-from gateway.service.loop.state import HoldRecord
+from gateway.service.loop.spending.funds import HoldRecord
 from tests.records import event
 
 HOLD = event("hold", {"hold_id": "h", "amount_nano": 1, "scopes": []})

@@ -20,9 +20,9 @@ from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.money.amounts import cost_nano
 from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD, WorkerSpec
 from gateway.errors import BatonError
-from gateway.service.loop.bodies import price_of
 from gateway.service.loop.experience.memory import ExperienceMemory
 from gateway.service.loop.routers import LATENCY_GUESS_S, USAGE_GUESS, listed_worth
+from gateway.service.loop.spending.charges import price_of
 from gateway.service.ports.request import Clock, Embedder
 
 RECORDS_FRESH_S = 60.0  # what workers did is read once in this time for each kind of task

@@ -9,7 +9,7 @@ from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import UpstreamError
 from gateway.service.loop.health.breakers import Breakers
 from gateway.service.loop.health.retries import Backoff, RetryBudget
-from gateway.service.money.charges import Paces
+from gateway.service.loop.spending.charges import Paces
 from gateway.service.ports.pools import NO_TOOLBOXES
 from gateway.service.ports.request import Clock, TokenCount, TokenCounter, Toolboxes, Workers
 

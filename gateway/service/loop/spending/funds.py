@@ -18,9 +18,8 @@ from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Meter
 from gateway.core.money.ledger import Hold, Scope
 from gateway.errors import BatonError, BudgetExceeded, BudgetHeld
-from gateway.service.loop.state import HoldRecord
 from gateway.service.ports.money import Budgets
-from gateway.service.ports.request import Clock
+from gateway.service.ports.request import Clock, Journal
 
 LOOK_S = 0.1  # how often the first of those who wait looks whether another process has freed money
 GROW_WAIT_S = 2.0  # at most; a request that cannot grow goes on with what it has
@@ -36,6 +35,50 @@ class Wish:
     most: int
     enough: int
     least: int
+
+
+class HoldRecord:
+    """The journal's record of a request's holds: of its money, and of its calls where its session counts them. It goes
+    to disk with the first event under it, in one fsync: a hold under which no call has left costs nothing, even if this
+    process dies."""
+
+    def __init__(self, journal: Journal, *holds: Event) -> None:
+        self._journal = journal
+        self._holds = holds
+        self._grown: tuple[Event, ...] = ()
+        self._written: asyncio.Future[None] | None = None
+
+    def grown(self, hold: Event) -> None:
+        """The hold of the money has grown to this. It is on disk before the next call leaves, instead of what it was or
+        behind it; the ledger goes by the largest."""
+        if self._written is None:
+            self._holds = (hold, *self._holds[1:])
+        else:
+            self._grown = (hold,)
+
+    async def append(self, *events: Event) -> None:
+        """Return once the holds and these events are on disk. Raises SpoolFull where one of them finds no room."""
+        events, self._grown = (*self._grown, *events), ()
+        if self._written is None:
+            self._written = asyncio.ensure_future(self._journal.append(*self._holds, *events))
+            await asyncio.shield(self._written)
+        elif self._written.done():
+            self._written.result()
+            await self._journal.append(*events)
+        else:
+            await asyncio.gather(asyncio.shield(self._written), self._journal.append(*events))
+
+    async def close(self, settles: Sequence[Event], *rest: Event) -> None:
+        """Write the closing records. Skip `settles` if the holds were never written. Closing records find room even
+        where the holds did not."""
+        if self._written is None:
+            await self.append(*settles, *rest)
+            return
+        if not self._written.done():
+            await asyncio.wait({self._written})
+        lost = self._written.cancelled() or self._written.exception() is not None
+        if last := rest if lost else (*settles, *rest):
+            await self._journal.append(*last)
 
 
 class Funds:

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway.core.loop.caps import Draw
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.vendors.usage import SENSIBLE_TIMES, billed_usage, reply_text, request_text, text_bytes
-from gateway.core.pool.workers import WorkerSpec
-from gateway.service.loop.bodies import WorstCase, output_bound, price_of
+from gateway.core.pool.workers import Price, WorkerSpec
+from gateway.errors import Unpriced
 from gateway.service.ports.request import TokenCounter
 
 log = logging.getLogger("gateway")
@@ -24,6 +25,28 @@ BOUND, CLIPPED, PACE = "bound", "clipped", "pace"  # in an attempt's `counted_by
 USUAL_TOKENS, USUAL_S = 300.0, 2.0  # of the reply of a worker that has not replied yet
 NEWEST = 0.1  # the weight of the newest reply
 WORKERS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class WorstCase:
+    """What one attempt draws, the most tokens its prompt can have, and what lowered the output that it asks for:
+    `cost` or `tokens` (the caps), `context` (the worker's), or None."""
+
+    draw: Draw
+    prompt_tokens_max: int
+    lowered_by: str | None = None
+
+
+def price_of(spec: WorkerSpec) -> Price:
+    """A worker's price. Raises Unpriced: what cannot be priced is refused, never free."""
+    if spec.price is None:
+        raise Unpriced(f"worker {spec.name} has no price; give it `price` in the pool file")
+    return spec.price
+
+
+def output_bound(body: Mapping[str, Any]) -> int:
+    """The most tokens that all choices can have; 0 for embeddings."""
+    return int(body.get("max_completion_tokens") or body.get("max_tokens") or 0) * choices_in(body)
 
 
 @dataclass(slots=True)
