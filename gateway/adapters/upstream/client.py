@@ -64,6 +64,7 @@ JSON = "application/json"
 TIMED_OUT_SHARE = 0.9  # of a call's time-out: one that is cancelled later was given up for it
 Items = AsyncGenerator[ConductorChunk | ConductorEnd, None]
 MESSAGE_CHARS_MAX = 500
+SECRET_CHARS_MIN = 4
 RETRY_AFTER_S_MAX = 3600.0
 _encode = msgspec.json.Encoder().encode
 _KEY_LIKE = re.compile(r"(?i)\b(sk|rk|pk|key|AIza)[-_][\w*.-]{6,}|\bAIza[\w-]{10,}|\bbearer\s+\S+")
@@ -238,7 +239,7 @@ def event_error(payload: Any, secret: str | None) -> UpstreamError:
 def scrub(text: str, secret: str | None) -> str:
     """Make upstream text fit for a client: one line of at most MESSAGE_CHARS_MAX characters, without the key or
     anything that looks like a key."""
-    if secret:
+    if secret and len(secret) >= SECRET_CHARS_MIN:  # a placeholder such as `x` would be found in every word
         text = text.replace(secret, "[key]")
     return " ".join(_KEY_LIKE.sub("[key]", text).split())[:MESSAGE_CHARS_MAX]
 

@@ -191,8 +191,7 @@ class HttpWorkers:
         """The base URL of the worker. Raises UpstreamError for a local model that was not started."""
         url = call.worker.url or ""
         if call.worker.local_model and url not in self._places:
-            problem = f"{url} is not served here; `baton serve` starts it with the pool file"
-            raise UpstreamError(problem, dispatched=False)
+            raise UpstreamError(f"{url} is not served here; `baton serve` starts it", dispatched=False)
         return self._places.get(url, url)
 
 

@@ -269,6 +269,7 @@ class _FaultLog:
         self._told[kind] = now_s, 0
         words = error.message.partition(": ")[0] if status is None else f"it answered {status}"
         words = error.message if status in WORDS_LOGGED else words
+        words = words.removeprefix(f"worker {worker.name} ")
         more = f", and {number} more like it since the last line" if number else ""
         log.warning("worker %s (%s): %s; %s%s", worker.name, error.place, words, error.code, more)
 

@@ -53,11 +53,13 @@ def worded(
             ]
         fit_budget(params, bound)
         return params, messages, [*lost, *(name for name in own if name not in _UNNAMED)]
-    params, changes = with_thinking(params, words.model, named=named)
     asked = params.get("thinking")
+    params, changes = with_thinking(params, words.model, named=named)
+    asked = asked or params.get("thinking")
     if lacks_thoughts(params, messages):
         del params["thinking"]
     fit_budget(params, bound)
-    if asked and "thinking" not in params:
-        messages, changes = without_thoughts(messages), [*changes, "thinking"]
+    if "thinking" not in params and (asked or changes):
+        messages = without_thoughts(messages)
+        changes = list(dict.fromkeys([*changes, *(["thinking"] if asked else [])]))
     return params | own, messages, changes

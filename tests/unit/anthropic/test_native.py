@@ -87,6 +87,27 @@ def test_a_budget_goes_to_whoever_takes_one(words: Words, thinking: Any, effort:
     assert lost == []
 
 
+@pytest.mark.parametrize(
+    ("asked", "bound", "lost"),
+    [
+        ({"reasoning_effort": "low"}, 4000, []),
+        ({"reasoning_effort": "low"}, 500, ["thinking"]),
+        ({"reasoning_effort": "low", "tool_choice": "required"}, 4000, ["reasoning_effort"]),
+        ({"reasoning_effort": "none"}, 4000, []),
+        ({}, 4000, []),
+    ],
+)
+def test_a_model_that_no_longer_thinks_gets_no_thoughts(asked: dict[str, Any], bound: int, lost: list[str]) -> None:
+    turns: list[Any] = [
+        {"role": "assistant", "content": "a", "thinking_blocks": [THOUGHT]},
+        {"role": "user", "content": "b"},
+    ]
+    params, messages, left_out = worded(CLAUDE, dict(asked), {}, turns, bound, named=False)
+    assert left_out == lost
+    assert ("thinking_blocks" not in messages[0]) == bool(lost)
+    assert ("thinking" in params) == (asked.get("reasoning_effort") == "low" and not lost)
+
+
 def test_messages_without_any_stay_as_they_are() -> None:
     plain: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "text", "text": "a"}]},

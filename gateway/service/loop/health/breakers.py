@@ -222,7 +222,7 @@ class Breakers:
         self._put(spec, name, after)
         if after.rests > before.rests:
             self._metrics.rested(spec.name, fault)
-            log.warning("%s (%s)", self._line(spec, after, now_s), error.message)
+            log.warning("%s (%s)", self._line(spec, after, now_s), error.in_full)
 
     def _succeeded(self, flight: Flight, now_s: float) -> None:
         spec = flight.spec
@@ -270,9 +270,8 @@ class Breakers:
         return SILENT_S_MIN if rest is None else rest.left_s(now_s)
 
     def _line(self, spec: WorkerSpec, health: Health, now_s: float) -> str:
-        where = f" at {spec.host}" if spec.host else ""
         why = WHY[health.fault or "failed"]
-        return f"worker {spec.name}{where} rests for {health.left_s(now_s):.0f} s: {why}"
+        return f"worker {spec.name} rests for {health.left_s(now_s):.0f} s: {why}"
 
     def _put(self, spec: WorkerSpec, name: str, health: Health) -> None:
         before = self._healths.get(name, HEALTHY)
