@@ -64,12 +64,7 @@ class PrometheusMetrics:
         attempts = "Attempts at workers, by outcome: ok, or the error's code"
         self._attempts = self._counter("worker_attempts", attempts, "worker", "outcome")
         self._retries = self._counter("worker_retries", "Attempts after the first of a call", "worker")
-        self._estimates = self._counter(
-            "usage_estimates",
-            "Attempts that were not charged by the worker's own count, by what counted",
-            "worker",
-            "by",
-        )
+        self._estimates = self._counter("usage_estimates", "Attempts not charged by the worker's own count", "by")
         self._tokens = self._counter("tokens", "Tokens of worker calls", "worker", "kind")
         self._plan_seconds = self._histogram("plan_seconds", "One planning call of the conductor", SECONDS)
         self._refusals = self._counter("plans_refused", "Conductor plans not used, by reason", "reason")
