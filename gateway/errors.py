@@ -23,6 +23,7 @@ BatonError                      status  type                    code
 ├── DeadlineExceeded            504     timeout_error           deadline_exceeded
 ├── UpstreamError               502     upstream_error          (the worker failed; `retryable`, `upstream_status`)
 │   ├── UpstreamTimeout         504     upstream_error          upstream_timeout
+│   ├── UpstreamResting         503     upstream_error          worker_rests        (not asked: it keeps failing)
 │   ├── UpstreamRateLimited     429     rate_limit_error        upstream_rate_limited
 │   ├── UpstreamRefused         400     invalid_request_error   (the worker rejected the request)
 │   ├── UpstreamOverloaded      503     upstream_error          upstream_overloaded (the worker replied 503 or 529)
@@ -51,6 +52,7 @@ class BatonError(Exception):
     status: int = 500
     type: str = "server_error"
     code: str | None = "internal_error"
+    place: str = ""  # where the worker is and whose its key is: for operators, never for a tenant
     should_retry: bool | None = None  # None: the status decides (SDKs retry 408, 409, 429 and 5xx)
 
     def __init__(
@@ -64,14 +66,13 @@ class BatonError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        if code is not None:
-            self.code = code
+        self.code = code or self.code
         self.headers = dict(headers or {})
 
     @property
     def in_full(self) -> str:
-        """The message as operators read it."""
-        return self.message
+        """The message as operators read it: with the place of the worker."""
+        return f"{self.message} ({self.place})" if self.place else self.message
 
     def reply_headers(self) -> dict[str, str]:
         """The headers of the reply. For OpenAI's SDKs, `x-should-retry` takes precedence over the status."""
@@ -85,27 +86,13 @@ class BatonError(Exception):
 
 def retry_headers(wait_s: float) -> dict[str, str]:
     """Headers that say when to try again, in seconds and in milliseconds. SDKs do not retry after more than 120 s."""
-    return {
-        "retry-after": str(max(1, math.ceil(wait_s))),
-        "retry-after-ms": str(max(1, math.ceil(wait_s * 1000))),
-    }
+    return {"retry-after": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(max(1, math.ceil(wait_s * 1000)))}
 
 
 class BadRequest(BatonError):
     """A request that Baton does not accept."""
 
     status, type, code = 400, "invalid_request_error", "invalid_request"
-
-
-def context_exceeded(limit_tokens: int, tokens: int, who: str, instead: str = "") -> dict[str, Any]:
-    """The message, `param` and `code` of a prompt that is too long, in OpenAI's words: clients shorten the
-    conversation on this code. `instead`: what else helps, as the end of a sentence."""
-    problem = f"The maximum context length of {who} is {limit_tokens} tokens. However, your messages resulted in"
-    return {
-        "message": f"{problem} about {tokens} tokens. Please reduce the length of the messages{instead}.",
-        "param": "messages",
-        "code": "context_length_exceeded",
-    }
 
 
 class PlanRefused(BadRequest):
@@ -315,21 +302,21 @@ class UpstreamError(BatonError):
         self.should_retry = self.retryable if self.status >= 429 else None
         if retry_after_s is not None:
             self.headers |= retry_headers(retry_after_s)
-        self.place = ""  # where the worker is and whose its key is: for operators, never for a tenant
         self.dispatched = dispatched  # False: the request never left (refused connection, DNS), so it costs nothing
         self.tokens: tuple[int, int] | None = None  # prompt and reply of a call that ended with no reply; None: unknown
 
-    @property
-    def in_full(self) -> str:
-        """The message, and the place of the worker."""
-        return f"{self.message} ({self.place})" if self.place else self.message
-
 
 class UpstreamTimeout(UpstreamError):
-    """A worker did not answer in time."""
+    """A worker did not answer in time. `hasty`: the call had less time than the worker may take."""
 
-    status, code, retryable = 504, "upstream_timeout", True
+    status, code, retryable, hasty = 504, "upstream_timeout", True, False
     kind = "timeout"
+
+
+class UpstreamResting(UpstreamError):
+    """A worker that keeps failing was not asked."""
+
+    status, code, kind = 503, "worker_rests", "rests"
 
 
 class UpstreamRateLimited(UpstreamError):

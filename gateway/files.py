@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.resources import files
@@ -52,6 +54,24 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = PLAIN_MODE, durab
     """Replace a file with `data`, a str as UTF-8. Parameters and errors are those of `replacing`."""
     with replacing(path, mode=mode, durable=durable) as file:
         file.write(data.encode() if isinstance(data, str) else data)
+
+
+class NotPlain(OSError):
+    """A link, a pipe or a device where a plain file is wanted."""
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a plain file to read; no link is followed and no pipe is waited for. Raises NotPlain, OSError."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotPlain(f"{path} is a link") from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise NotPlain(f"{path} is no plain file")
+    return open(handle, "rb")
 
 
 def sync_directory(directory: Path) -> None:

@@ -144,6 +144,7 @@ ERRORS = {
     "UpstreamTimeout": "the worker did not answer in time",
     "UpstreamRateLimited": "the worker is out of capacity, and retries did not help",
     "UpstreamRefused": "the worker called the request bad; its message and code are passed on, without any key",
+    "UpstreamResting": "the worker keeps failing and was not asked; carries `Retry-After`",
     "UpstreamOverloaded": "the worker answered 503 or 529, and retries did not help",
     "UpstreamInvalid": "two replies did not match `response_format`",
     "ContractMissed": "replies of two workers missed what their plan wanted of them",

@@ -50,6 +50,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "F13": ("tests/integration/test_idempotency.py",),
     "F14": (f"{FAULTS}/test_mcp.py",),
     "F15": (f"{FAULTS}/test_summaries.py",),
+    "F16": (f"{FAULTS}/test_rests.py",),
     "B1": ("tests/security/test_schema.py",),
     "B3": ("tests/contract/test_budgets_model.py",),
     "B4": ("tests/unit/loop/test_plan.py",),

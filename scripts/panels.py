@@ -176,7 +176,7 @@ LEARNING = [
         "Gradings", "By state; ended ones of the last day", "short", ("max by (state) (baton_gradings)", "{{state}}")
     ),
 ]
-CALLED, NOT_OK = rate("baton_worker_attempts_total", "worker"), 'outcome!~"ok|cancelled"'
+CALLED, NOT_OK = rate("baton_worker_attempts_total", "worker"), 'outcome!~"ok|cancelled|deadline_exceeded"'
 WORKERS = [
     number("Calls", "Steps a second", "reqps", rate("baton_steps_total")),
     number(
@@ -228,6 +228,12 @@ WORKERS = [
         "1: the worker is kept out of plans",
         "short",
         ("max by (worker) (baton_worker_quarantined)", "{{worker}}"),
+    ),
+    lines(
+        "Rests",
+        "1: the worker keeps failing and is left alone, by why",
+        "short",
+        ('max by (worker, reason) (baton_worker_resting{reason!="none"})', "{{worker}}: {{reason}}"),
     ),
 ]
 NOT_PLANNING = 'worker!="conductor"'

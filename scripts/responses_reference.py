@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gateway.core.openai.marks import NATIVE
 from gateway.core.openai.responses.items import KINDS
 from gateway.core.openai.responses.request import FIELDS, INCLUDABLE, MOVED
 from scripts.markdown import code, paragraph, table
@@ -98,30 +99,50 @@ ITEMS = """
 
 `input` is a string or a list of items: {kinds}.
 `reasoning` items are accepted; of them only Baton's own `encrypted_content` is sent on, to the vendor that needs it. A
-message's content is text, `input_text`, `input_image` (`image_url`) and `input_file` (`file_data`), an assistant's
-`output_text` and `refusal`; `file_id` and `file_url` are refused, as no files are kept or fetched. Every
-`function_call` needs its `function_call_output` and the other way round. An `item_reference` finds items of stored
-responses of the same key.
+message's content is text, `input_text`, `input_image` (`image_url`) and `input_file` (`file_data` or `file_url`), an
+assistant's `output_text` and `refusal`; `file_id` is refused, as no files are kept. A file is PDF, text of any kind or
+an office document. By URL it goes to workers of this API that [fetch](pool.md) themselves; for others it is
+fetched here as images are. Every `function_call` needs its `function_call_output` and the other way round. An
+`item_reference` finds items of stored responses of the same key.
+
+Other items have no place in a chat message: {passed}.
+They go on as they came, at their place, to workers that are
+[asked by this API](pool.md#workers-behind-the-responses-api), those of hosted tools only where the worker has some.
+Elsewhere they are left out, and `x-baton-left-out` names their types; so it does with `phase`, `reasoning.summary`,
+`truncation: auto` and `context_management`, which chat requests do not have. Only the vendor that made a `compaction`
+can read it.
 
 Tools are functions, custom tools, and namespaces of both. Declarations of hosted ones (`web_search`, `file_search`,
 `computer`, `code_interpreter`, `mcp`, `image_generation`, shells) go to the worker that answers where its pool entry
 lists them as [`hosted`](pool.md#workers-behind-the-responses-api), and are left out and named in `x-baton-left-out`
 where it does not. What such a tool did is an item of the output, with the worker's fields.
 `tool_choice` may be `none`, `auto`, `required`, one function or custom tool, one of the declared hosted tools, which
-goes the way of its declaration, or `allowed_tools`: then only those are sent on.
+goes the way of its declaration, or `allowed_tools`: then only those are sent on. Where all `tools` are hosted ones,
+the choice among them is their worker's.
 
-Of `include` only two names have an effect: `message.output_text.logprobs`, and `reasoning.encrypted_content`. With
-the latter the first reasoning item has, as `encrypted_content`, what the worker's vendor needs back: thinking with its
-signature, the state of tool calls. It is opaque, and goes to workers of that vendor and model family alone.
+`include` goes to workers of this API. Two names have an effect with every worker:
+`message.output_text.logprobs`, and `reasoning.encrypted_content`. With the latter the first reasoning item has, as
+`encrypted_content`, what the worker's vendor needs back: thinking with its signature, the state of tool calls. It is
+opaque, and goes to workers of that vendor and model family alone.
 
 These belong to chat completions and are a 400 that says where they went:
 {moved}.
 
+## Output
+
+The items of a worker that is asked by this API come in its order, each by itself: messages with their `phase` and
+their annotations of every type, reasoning with its summary and its text, calls, hosted tools. A message without a
+phase has none. Other workers reply with a chat message: reasoning, then text, then calls, and the phase is Baton's.
+Promised structure is checked on the last message. What such a worker says of the request in its Response object
+(`reasoning`, `text`, `temperature`, `tools`, `billing`, …) is told to the client; ids, times and names of models are
+Baton's. Items of hosted tools keep the id that their worker gave, but for those that a conversation holds.
+
 ## Streaming
 
 `response.created` and `response.in_progress` come with the first piece of the reply, or after `BATON_KEEPALIVE_S`
-without one; until then an error has its own status. Items, content parts, text, refusals, reasoning (where a worker
-shows it) and function arguments have OpenAI's events with `sequence_number`. The last event is `response.completed`,
+without one; until then an error has its own status. Items, content parts, text, refusals, citations, reasoning and its
+summary (where a worker shows it), function arguments and the progress of hosted tools have OpenAI's events with
+`sequence_number`. The last event is `response.completed`,
 `response.incomplete` or `response.failed`; there is no `[DONE]`. After `response.failed` comes one `error` event, on
 which OpenAI's SDKs raise. A comment with the rollout's headers stands before the last event.
 
@@ -131,7 +152,7 @@ which OpenAI's SDKs raise. A comment with the rollout's headers stands before th
 FATES = {
     "read": "Baton acts on it",
     "chat": "goes the way of its chat counterpart",
-    "echo": "accepted and given back, without effect",
+    "native": "goes to workers that are asked by this API",
     "refused": "anything else is a 400 `unsupported_parameter`",
 }
 
@@ -141,7 +162,8 @@ def render() -> str:
     good = {name: good for name, (_, _, good) in FIELDS.items()} | {"include": "a list of the names below"}
     rows = [(code(name), good[name], FATES[fate]) for name, (fate, _, _) in FIELDS.items()]
     kinds = ", ".join(map(code, KINDS))
+    passed = f"{', '.join(map(code, NATIVE))} and hosted tools' (`web_search_call`, …)"
     moved = ", ".join(f"`{name}` (`{new}`)" for name, new in MOVED.items())
     properties = table(("property", "a good value", "what becomes of it"), rows)
     included = paragraph(f"`include` may name {', '.join(map(code, INCLUDABLE))}.")
-    return f"{HEAD}{properties}\n{included}\n{ITEMS.format(kinds=kinds, moved=paragraph(moved))}"
+    return f"{HEAD}{properties}\n{included}\n{ITEMS.format(kinds=kinds, passed=passed, moved=paragraph(moved))}"

@@ -19,19 +19,20 @@ from gateway.core.loop.experience.belief import WorkerExperience
 from gateway.core.loop.experience.likeness import HASHED
 from gateway.core.loop.prompt import Profile
 from gateway.core.loop.replies.errors import NO_ERRORS, CheckerErrors
-from gateway.core.loop.retries import RetryBudget
 from gateway.core.loop.turns.replanning import Replanning
 from gateway.core.openai.chat import parse_request
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.service.admin.sessions import Sessions
-from gateway.service.loop.calls import NO_TOKENIZER, NO_TOOLBOXES, Calls
+from gateway.service.loop.calls import NO_TOKENIZER, Calls, RetryBudget
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings, Patience
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
 from gateway.service.loop.experience.memory import ExperienceMemory, Recalled
+from gateway.service.loop.health.breakers import Breakers
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.routers import RulePlanner
 from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
+from gateway.service.ports.pools import NO_TOOLBOXES
 from gateway.service.ports.request import Clock, Conductor, Embedder, MediaSource, TokenCounter, Toolboxes, Workers
 from gateway.service.request.admit import Policies, RequestContext
 from gateway.service.request.catalog import Catalog, Shares, no_standing
@@ -172,6 +173,7 @@ class Kit:
         errors: Mapping[str, CheckerErrors] = NO_ERRORS,
         summaries: SummaryRules = NO_SUMMARIES,
         standing: Callable[[str, str], str] = no_standing,
+        rests: Breakers | None = None,
         **policies: Any,
     ) -> None:
         self.conductor = ScriptedConductor(script, gap_s=gap_s, model="conductor@1")
@@ -194,7 +196,8 @@ class Kit:
         self.sessions = Sessions(self.session_store, self.budgets, clock)
         budget = RetryBudget(start_retries=100)
         self.tokens = tokens
-        calls = Calls(self.workers, budget, clock, tokens, toolboxes, attempts_max=attempts_max, wait_initial_s=0.001)
+        tried: dict[str, Any] = {"attempts_max": attempts_max, "wait_initial_s": 0.001, "rests": rests}
+        calls = Calls(self.workers, budget, clock, tokens, toolboxes, **tried)
         rule = RulePlanner(draws=False)
         planning = ConductorSettings(profile, PRICE, timeout_s, patience=patience)
         learned = ConductorPlanner(conductor or self.conductor, planning)
@@ -228,7 +231,7 @@ class Kit:
                 *(self.conversations, self.metrics, b"secret of the marks", sticky_s, 3600.0, BOUND_S),
                 replanning or Replanning(),
             ),
-            held=held,
+            held=held if rests is None else rests.of,
             media=media or FakeMedia(),
             sessions=self.sessions,
             states=VendorStates(self.states, self.metrics, 3600.0, BOUND_S),

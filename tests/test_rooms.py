@@ -10,11 +10,12 @@ from scripts.house import imports, modules
 
 EVERYWHERE = ("gateway.errors", "gateway.core")
 FILES = "gateway.files"  # adapters and policy write files; core does not
+THREADS = "gateway.threads"  # core is computed wherever it is called
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gateway.core": EVERYWHERE,
-    "gateway.service": (*EVERYWHERE, "gateway.service"),
-    "gateway.adapters": (*EVERYWHERE, FILES, "gateway.adapters", "gateway.service.ports"),
-    "gateway.api": (*EVERYWHERE, "gateway.api", "gateway.service"),
+    "gateway.service": (*EVERYWHERE, THREADS, "gateway.service"),
+    "gateway.adapters": (*EVERYWHERE, FILES, THREADS, "gateway.adapters", "gateway.service.ports"),
+    "gateway.api": (*EVERYWHERE, THREADS, "gateway.api", "gateway.service"),
     "gateway.config": (*EVERYWHERE, "gateway.config"),
     "gateway.cli": ("gateway",),
     "gateway.wiring": ("gateway",),

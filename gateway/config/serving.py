@@ -92,7 +92,12 @@ class PlacesSettings(BaseModel):
 class RequestsSettings(BaseModel):
     """Requests: what the public API accepts, and how it behaves"""
 
-    body_bytes_max: Bytes = Field(10 * 2**20, description="Bytes of a request body; a larger one is 413")
+    body_bytes_max: Bytes = Field(50 * 2**20, description="Bytes of a request body; a larger one is 413")
+    bodies_bytes_max: Bytes = Field(
+        128 * 2**20,
+        description="Bytes of all bodies over 1 MiB that a process serves at the same time; one too many is 503. They "
+        "take about ten times as much memory",
+    )
     body_s_max: Seconds = Field(120.0, description="Time for a whole request body; a slower one is 408")
     body_bytes_per_s_min: Count = Field(
         1024, description="Bytes of a body in each second on the average, after 5 s; a slower one is 408"
@@ -220,7 +225,7 @@ class OutsideSettings(BaseModel):
         "", description="Hosts (`host` or `host:port`) of `https:` parts, comma-separated; empty: only `data:` parts"
     )
     media_bytes_max: Annotated[int, Field(ge=1024, le=2**30)] = Field(
-        8 * 2**20, description="Bytes of one image, audio or file, decoded"
+        36 * 2**20, description="Bytes of one image, audio or file, decoded"
     )
     media_timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(10.0, description="Time to fetch one of them")
     media_fetches_max: Annotated[int, Field(ge=1, le=1000)] = Field(16, description="Fetches of one request")
@@ -282,7 +287,23 @@ class AlertsSettings(BaseModel):
 class UpstreamSettings(BaseModel):
     """Workers: how they are called"""
 
-    worker_idle_s: Seconds = Field(60.0, description="Longest silence inside a worker's stream")
+    worker_idle_s: Seconds = Field(
+        60.0, description="Longest silence inside a worker's stream, where the pool file sets no `chunk_gap_s`"
+    )
+    worker_first_token_s: Seconds | None = Field(
+        None,
+        description="Time to the first token of a worker's stream, where the pool file sets no "
+        "`first_token_timeout_s`; unset: the worker's `timeout_s`",
+    )
+    worker_failures_max: int = Field(
+        3, ge=0, le=100, description="Failures in a row after which a worker rests; 0: none ever rests"
+    )
+    worker_rest_s: Seconds = Field(
+        10.0, description="The first rest of a worker; each further one is twice as long, until a call succeeds"
+    )
+    worker_rest_s_max: Seconds = Field(
+        600.0, description="The longest rest after 429, 401 and 402; others grow to six times the first one"
+    )
     worker_reply_bytes_max: Bytes = Field(16 * 2**20, description="Bytes of one worker's reply")
     worker_connections_max: Count = Field(512, description="Open connections to all workers")
     retry_attempts_max: int = Field(3, ge=1, le=10, description="Attempts at one step, the first included")

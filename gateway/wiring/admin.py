@@ -15,7 +15,7 @@ from gateway.adapters.postgres.operators.logins import PostgresLogins
 from gateway.adapters.postgres.policies.jobs import JobStore, queue_app
 from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.adapters.postgres.upkeep.retention import PostgresRetention
-from gateway.adapters.upstream.reach.looks import HttpLooks
+from gateway.adapters.upstream.looks import HttpLooks
 from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.operator.figures import FiguresApi
 from gateway.api.operator.jobs import JobsApi
@@ -39,9 +39,9 @@ from gateway.service.admin.keys import KeyAdmin
 from gateway.service.admin.logins import Logins
 from gateway.service.admin.orgs import OrgAdmin
 from gateway.service.admin.pools import Pools
-from gateway.service.admin.reach import Reach
 from gateway.service.admin.sessions import Sessions
 from gateway.service.money.credits import Credits
+from gateway.service.policies.reach import Reach
 from gateway.service.policies.standings import Standings
 from gateway.service.ports.money import Budgets
 from gateway.service.request.auth import Authenticator
@@ -91,7 +91,7 @@ def admin_of(
         LoginApi(logins, secure=settings.oidc_redirect_url.startswith("https:")),
         PagesApi(reports, operators, clock, standings),
         RolloutsApi(reports, explaining_of(base, reports), operators),
-        FiguresApi(reports, pools, operators, clock, drift.checkers, reach),
+        FiguresApi(reports, pools, operators, clock, drift.checkers, drift.rests, reach),
         PlaygroundApi(operators, auth.owner, openai.completer.entered, openai.serve),
         KeysApi(keys, balances, operators),
         OrgsApi(OrgAdmin(store, clock), balances, operators),

@@ -38,6 +38,6 @@ def alert_watches(
     )
     if not base.alone:  # the process that watches this one sends
         return {"alerts": sources.run}
-    webhook = base.closing(Webhook(settings.alerts_url, key, ways=base.ways))
+    webhook = base.closing(Webhook(settings.alerts_url, key, client=base.client()))
     sender = AlertSender(outbox, webhook, base.clock, base.metrics)
     return {"alerts": sources.run, "sending alerts": sender.run}

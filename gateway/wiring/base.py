@@ -16,7 +16,7 @@ from gateway.adapters.host.siblings import SharedCounts, Siblings
 from gateway.adapters.postgres.database import Connections
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.upstream.client import PooledClient, http_client
-from gateway.adapters.upstream.reach.ways import Ways
+from gateway.adapters.upstream.http1.ways import Ways
 from gateway.config.settings import Services, Settings, environment
 from gateway.core.access.keys import PEPPER_VERSION
 

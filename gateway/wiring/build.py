@@ -178,7 +178,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     sessions, memory, planning = sessions_of(base, budgets), memory_of(base), conductor.planning if conductor else None
     completer = Completer(
         catalog=catalog,
-        rounds=rounds_of(base, pool.workers, drift.checkers.known),
+        rounds=rounds_of(base, pool.workers, drift.checkers.known, drift.rests),
         budgets=budgets,
         limits=limits,
         journal=journal,
@@ -194,7 +194,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         looks=lookup_of(base, memory, embedder, redactor, catalog, planning),
         media=media_of(base),
         pick=policies.versions.pick if policies else no_version,
-        held=drift.quarantines.of,
+        held=drift.out,
     )
     _gauges(base, completer, journal, conductor)
     openai = openai_of(base, completer, catalog, auth := auth_of(base), idempotency := idempotency_of(base))
@@ -352,4 +352,5 @@ def _app(
     pace = edge.BodyPace(settings.body_s_max, settings.body_bytes_per_s_min)
     accesses = Accesses(base.metrics, settings.access_log)
     served = edge.Direct(app, *direct) if direct else app
-    return edge.Edge(served, settings.in_flight_max, abandoned, pace, accesses, lambda: health.draining, shared)
+    leaving, bodies = lambda: health.draining, settings.bodies_bytes_max
+    return edge.Edge(served, settings.in_flight_max, abandoned, pace, accesses, leaving, shared, bodies)

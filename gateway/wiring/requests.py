@@ -33,7 +33,6 @@ from gateway.core.log.redact import Redactor
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.experience.likeness import Embedding
 from gateway.core.loop.replies.errors import CheckerErrors
-from gateway.core.loop.retries import RetryBudget
 from gateway.core.loop.turns.replanning import DISTANCE_MAX, Replanning
 from gateway.core.pool.workers import Price
 from gateway.service.admin.sessions import Sessions
@@ -43,6 +42,8 @@ from gateway.service.loop.conducting import ROUNDS_MOST, ConductorSettings
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.lookup import ExperienceLookup, LookupLimits
 from gateway.service.loop.experience.memory import ExperienceMemory
+from gateway.service.loop.health.breakers import Breakers
+from gateway.service.loop.health.retries import RetryBudget
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.summaries import AUTO, NOBODY, SummaryRules
 from gateway.service.money.stores import StoreGuard
@@ -86,7 +87,8 @@ def pool_of(base: Base) -> PoolParts:
     if settings.summarizer not in (NOBODY, AUTO):
         names["BATON_SUMMARIZER"] = settings.summarizer
     file, planner = base.services.pool_file, settings.conductor_worker
-    source = PoolFileSource(file, environment, settings.default_pool_name, names, planner)
+    first_token_s = settings.worker_first_token_s
+    source = PoolFileSource(file, environment, settings.default_pool_name, names, planner, first_token_s)
     first = source.load()
     workers = pooled_workers(
         first.pools,
@@ -103,13 +105,14 @@ def pool_of(base: Base) -> PoolParts:
     return PoolParts(first, source, base.closing(workers))
 
 
-def rounds_of(base: Base, workers: PooledWorkers, errors: Mapping[str, CheckerErrors]) -> Rounds:
+def rounds_of(base: Base, workers: PooledWorkers, errors: Mapping[str, CheckerErrors], rests: Breakers) -> Rounds:
     """Runs loops. `errors`: how often checkers err, by worker name."""
     settings = base.settings
     retries = RetryBudget(calls_per_retry=round(1 / settings.retry_budget_share))
     tokens = base.closing(Tokenizers())
     attempts_max, wait_s = settings.retry_attempts_max, settings.retry_backoff_s
-    calls = Calls(workers, retries, base.clock, tokens, workers, attempts_max=attempts_max, wait_initial_s=wait_s)
+    more: dict[str, Any] = {"attempts_max": attempts_max, "wait_initial_s": wait_s, "rests": rests}
+    calls = Calls(workers, retries, base.clock, tokens, workers, **more)
     rules = SummaryRules(settings.summarizer, settings.summary_tokens_max, settings.summary_timeout_s)
     return Rounds(calls, errors, rules)
 

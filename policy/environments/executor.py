@@ -19,13 +19,13 @@ from gateway.core.log.events import Event, uuid7
 from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord, close_record
 from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.plan import REASONS, Plan, validate
-from gateway.core.loop.retries import RetryBudget
 from gateway.core.openai.reply import reply_text
 from gateway.core.pool.workers import Price, pool_hash
 from gateway.errors import BatonError, PlanRefused, UpstreamError
 from gateway.service.loop.calls import Calls
 from gateway.service.loop.checks import verdicts_of
 from gateway.service.loop.conducting import prompt_input
+from gateway.service.loop.health.retries import RetryBudget
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.shown import pool_entry
 from gateway.service.loop.state import EarlyStart, HoldRecord, Loop, Planner, Situation, Tree

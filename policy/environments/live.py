@@ -27,7 +27,7 @@ from gateway.core.money.amounts import (
     worst_case_nano,
 )
 from gateway.core.openai.reply import chunks_of, reply_text
-from gateway.core.openai.vendors.usage import billed_usage, read_usage, text_bytes, usage_body
+from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.workers import VOTE_URL, Price
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import REFUSED_STATUSES, WorkerCall, WorkerReply, Workers
@@ -107,8 +107,7 @@ class GatewayWorkers:
             self.surplus_nano += charged_nano
             raise _status_error(response.status_code, raw)
         body = _object(raw)
-        reply_bytes = text_bytes(choice.get("message") or {} for choice in body.get("choices") or ())
-        usage = billed_usage(read_usage(body), call.body, len(str(call.body)), reply_bytes, call.worker.context_tokens)
+        usage = read_usage(body) or billed_usage(None, call.body, len(str(call.body)), len(raw))  # the gateway is right
         self.surplus_nano += max(0, charged_nano - cost_nano(call.worker.price or Price(), usage))
         return WorkerReply(body, usage)
 

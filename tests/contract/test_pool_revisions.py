@@ -16,7 +16,7 @@ from gateway.adapters.postgres.admin import PostgresPools
 from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.database import async_engine
 from gateway.core.access.audit import Verifier
-from gateway.core.pool.workers import canonical_text, revision_of
+from gateway.core.pool.revision import canonical_text, revision_of
 from gateway.errors import Unavailable
 from gateway.service.ports.pools import PoolRevision
 from tests.fakes.admin import FakeAdmin

@@ -27,6 +27,7 @@ class Says:
     delay_s: float = 0.0
     piece_delay_s: float = 0.0
     dies_after: int | None = None
+    model: str | None = None  # that the reply names; None: the one asked for
 
 
 Scripted = Says | Exception | Callable[[WorkerCall], "Says | Exception"]
@@ -101,7 +102,7 @@ def completion(call: WorkerCall, says: Says) -> dict[str, Any]:
     if says.tool_calls:
         message["tool_calls"] = [dict(tool_call) for tool_call in says.tool_calls]
     choice = {"index": 0, "message": message, "finish_reason": says.finish_reason}
-    head = {"id": "chatcmpl-fake", "object": "chat.completion", "created": 0, "model": call.worker.model}
+    head = {"id": "chatcmpl-fake", "object": "chat.completion", "created": 0, "model": says.model or call.worker.model}
     return {**head, "choices": [choice], "usage": usage_body(says.usage)}
 
 
@@ -114,7 +115,12 @@ def chunks(call: WorkerCall, says: Says) -> list[dict[str, Any]]:
         deltas.append({"tool_calls": calls})
     choices: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "finish_reason": says.finish_reason})
-    head = {"id": "chatcmpl-fake", "object": "chat.completion.chunk", "created": 0, "model": call.worker.model}
+    head = {
+        "id": "chatcmpl-fake",
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": says.model or call.worker.model,
+    }
     last = {**head, "choices": [], "usage": usage_body(says.usage)}
     return [*({**head, "choices": [choice]} for choice in choices), last]
 

@@ -102,7 +102,7 @@ async def test_images_speech_transcripts_and_moderations_are_passed_on_and_bille
         cost, logged = await cost_of(here, gateway, image)
         assert cost == "0.08"
         assert "aGk=" not in json.dumps(logged)
-        assert logged["steps"][0]["usage_details"] == {"images": 2}
+        assert logged["steps"][0]["usage_details"]["images"] == 2
 
         speech = await sdk.audio.speech.with_raw_response.create(model="speaker", input="x" * 1000, voice="alloy")
         assert speech.content == SOUND

@@ -226,7 +226,7 @@ async def test_a_receiver_that_is_away_is_named_without_path_and_query(
     await outbox.store([an_alert(1)], datetime.now(UTC))
     sender, _ = a_sender("http://127.0.0.1:1/secret?token=hidden")
     assert not await sender.send_next()
-    assert "did not get through to http://127.0.0.1:1: ClientConnectorError" in caplog.text
+    assert "did not get through to http://127.0.0.1:1: ConnectError" in caplog.text
     assert "secret" not in caplog.text
     assert "hidden" not in caplog.text
 

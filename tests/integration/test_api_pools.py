@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from gateway.api.edge import stack as edge
 from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.operator.pools import PoolsApi
-from gateway.core.pool.workers import revision_of
+from gateway.core.pool.revision import revision_of
 from gateway.errors import ConfigError
 from gateway.service.admin.keys import KeyAdmin
 from gateway.service.admin.pools import Pools

@@ -243,3 +243,25 @@ def _hidden(edge: Edge) -> ASGIApp:
         await edge(scope, receive, send)
 
     return app
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nx: y\r\nHOST: a\r\n\r\n",
+        b"GET / HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n",
+        b"GET /\r\n\r\n",
+    ],
+)
+async def test_a_request_without_one_host_is_refused_and_its_connection_closed(listener: Listener, head: bytes) -> None:
+    reply = await _raw(listener, head)
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert reply.count(b"HTTP/1.1 400") == 1
+
+
+async def test_http_1_0_needs_no_host_and_requests_in_one_connection_are_counted_apart(listener: Listener) -> None:
+    assert b" 200 " in await _raw(listener, b"GET / HTTP/1.0\r\n\r\n")
+    two = b"GET / HTTP/1.1\r\nhost: a\r\n\r\nGET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    assert (await _raw(listener, two)).count(b" 200 ") == 2

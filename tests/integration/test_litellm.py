@@ -127,6 +127,23 @@ async def test_it_fetches_nothing_for_a_client(workers: LiteLLMWorkers, upstream
     assert not upstream.requests
 
 
+async def test_a_vendor_that_fetches_pictures_itself_is_sent_their_url(
+    workers: LiteLLMWorkers, upstream: Anthropic
+) -> None:
+    upstream.script = Script(text="seen")
+    url = "https://example.org/x.png"
+    parts: list[dict[str, Any]] = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}]
+    call = a_call(upstream.url, messages=[{"role": "user", "content": parts}])
+    call = replace(call, worker=call.worker.model_copy(update={"fetches": True}))
+    await workers.complete(call)
+    sent = [part for part in upstream.requests[0].body["messages"][0]["content"] if part["type"] == "image"]
+    assert [part["source"] for part in sent] == [{"type": "url", "url": url}]
+    for refused in ("http://example.org/x.png", "file:///etc/passwd"):
+        parts[1]["image_url"] = {"url": refused}
+        with pytest.raises(UpstreamRefused, match="data: URLs only"):
+            await workers.complete(call)
+
+
 async def test_a_call_to_a_closed_port_was_not_dispatched(workers: LiteLLMWorkers) -> None:
     with pytest.raises(UpstreamError, match="cannot be reached") as caught:
         await workers.complete(a_call("http://127.0.0.1:9"))

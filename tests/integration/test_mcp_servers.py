@@ -18,7 +18,8 @@ from gateway.adapters.upstream.mcp import servers as module
 from gateway.adapters.upstream.mcp.servers import RESULT_CHARS_MAX, Servers
 from gateway.adapters.upstream.pooled import pooled_workers
 from gateway.cli.process.check import tool_offers
-from gateway.core.pool.workers import PoolFile, WorkerSpec, revision_of
+from gateway.core.pool.revision import revision_of
+from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.pools import LoadedPool
 from gateway.service.ports.request import WorkerCall

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from gateway import cli
+from gateway.adapters.upstream.http1.ways import Ways
+from gateway.adapters.upstream.looks import HttpLooks
 from gateway.adapters.upstream.pooled import pooled_workers
-from gateway.adapters.upstream.reach.looks import HttpLooks
-from gateway.adapters.upstream.reach.ways import Ways
 from gateway.core.pool.workers import WorkerSpec
-from gateway.service.admin import reach
-from gateway.service.admin.reach import Reach, ask, look_at
+from gateway.service.policies import reach
+from gateway.service.policies.reach import Reach, ask, look_at
 from gateway.service.ports.pools import LoadedPool, Sight, WorkerLooks
 from tests.integration.test_ways import answers
 from tests.integration.test_workers_swap import pool, worker
@@ -75,7 +75,7 @@ async def test_a_tool_is_looked_at_without_a_call_and_others_are_asked_as_their_
         json_reply({"data": [{"id": "claude-x"}]}), kind="litellm", model="anthropic/claude-x"
     )
     assert (sight.state, request.headers["x-api-key"]) == ("ok", "its-key")
-    assert request.path == "/v1/v1/models"  # behind the base of such a worker's API
+    assert request.path == "/v1/models"
 
 
 async def test_what_cannot_be_reached_names_its_address_and_its_cause() -> None:

@@ -20,7 +20,8 @@ from gateway.core.log.rollout import RolloutRecord, as_payload
 from gateway.core.loop.prompt import Profile, prompt_hash, render
 from gateway.core.loop.replies.errors import CheckerErrors, Share
 from gateway.core.money.amounts import Usage
-from gateway.core.pool.workers import PoolFile, WorkerSpec, canonical_text, revision_of
+from gateway.core.pool.revision import canonical_text, revision_of
+from gateway.core.pool.workers import PoolFile, WorkerSpec
 from policy.dataset import parquet
 from policy.dataset.refusals import RowRefused
 from policy.dataset.rendered import input_of, prompt_of

@@ -16,8 +16,8 @@ import yarl
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.upstream.client import http_client
 from gateway.adapters.upstream.conductor.client import HttpConductor
+from gateway.adapters.upstream.http1.ways import Ways
 from gateway.adapters.upstream.pooled import pooled_workers
-from gateway.adapters.upstream.reach.ways import Ways
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError, UpstreamError
 from gateway.service.ports.request import WorkerCall

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
-from gateway.core.pool.workers import PoolFile, WorkerSpec, revision_of
+from gateway.core.pool.revision import revision_of
+from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import UpstreamError, UpstreamTimeout
 from gateway.service.ports.pools import LoadedPool
 from gateway.service.ports.request import WorkerCall
@@ -205,7 +206,8 @@ async def test_an_error_names_the_worker_its_host_and_where_its_key_comes_from(
             with pytest.raises(UpstreamError) as caught:
                 await asked
             await workers.close()
-            logged = [line.replace(str(server.port), "PORT") for line in caplog.messages]
+            lines = [record.getMessage() for record in caplog.records if record.name == "baton.workers"]
+            logged = [line.replace(str(server.port), "PORT") for line in lines]
             caplog.clear()
             assert len(logged) == 1
             message, place = caught.value.message, caught.value.place.replace(str(server.port), "PORT")
@@ -220,9 +222,7 @@ async def test_an_error_names_the_worker_its_host_and_where_its_key_comes_from(
     refused = json_reply({"error": {"message": "bad key sk-123"}}, 401)
     message, line = await failure("", refused, api_key="env:SOME_KEY")
     assert message == "worker w refused Baton's key (401)"
-    assert line == (
-        "worker w (at 127.0.0.1:PORT, key `env:SOME_KEY`): worker w refused Baton's key (401); upstream_error"
-    )
+    assert line == ("worker w (at 127.0.0.1:PORT, key `env:SOME_KEY`): refused Baton's key (401); upstream_error")
     message, line = await failure("", json_reply({"error": {"message": "temperature is too hot"}}, 400))
     assert message == "temperature is too hot"
     assert "too hot" not in line  # a vendor's words may quote the request

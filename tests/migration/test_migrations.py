@@ -110,6 +110,17 @@ def test_a_held_lock_ends_in_an_error_not_in_waiting(empty_database_url: str) ->
     engine.dispose()
 
 
+def test_a_schema_of_a_newer_version_is_named_in_one_line(database_url: str) -> None:
+    engine = sync_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+    with pytest.raises(ConfigError, match="schema is 9999, of a newer version") as refused:
+        upgrade(database_url)
+    assert "\n" not in refused.value.message
+    assert "restore the backup" in refused.value.message
+
+
 def test_the_package_finds_its_own_scripts(database_url: str) -> None:
     engine = sync_engine(database_url)
     with engine.connect() as connection:

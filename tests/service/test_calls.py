@@ -17,7 +17,6 @@ from gateway.core.log.events import Event
 from gateway.core.log.rollout import AttemptRecord, StepRecord
 from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.plan import Step
-from gateway.core.loop.retries import RetryBudget
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import (
@@ -30,6 +29,7 @@ from gateway.errors import (
     UpstreamTimeout,
 )
 from gateway.service.loop.calls import Calls, StepCall
+from gateway.service.loop.health.retries import RetryBudget
 from gateway.service.loop.state import HoldRecord, Loop, StepRun, Tree
 from gateway.service.ports.request import Clock, WorkerCall
 from tests.fakes.journal import FakeJournal

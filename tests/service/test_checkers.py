@@ -16,6 +16,7 @@ from gateway.api.operator.figures import FiguresApi
 from gateway.core.loop.replies.errors import CheckerErrors
 from gateway.errors import Unavailable
 from gateway.service.admin.checkers import EVERY_S, CheckerFigures, CheckerWatch
+from gateway.service.loop.health.breakers import Breakers
 from gateway.service.ports.request import Clock
 from tests.fakes.reports import FakeReports
 from tests.fakes.store import FakeStore
@@ -105,7 +106,7 @@ class Anybody:
 async def test_the_page_of_workers_reads_them_once_and_says_when() -> None:
     source, clock, file = Source("check", "other"), HandClock(), pool_file()
     pools = SimpleNamespace(now=SimpleNamespace(loaded=SimpleNamespace(pools=file)))
-    parts: Any = (FakeReports(FakeStore()), pools, Anybody(), clock, watch_of(source, clock))
+    parts: Any = (FakeReports(FakeStore()), pools, Anybody(), clock, watch_of(source, clock), Breakers(clock))
     api = FiguresApi(*parts)
     request = Request({"type": "http", "method": "GET", "path": "/admin/workers", "query_string": b"", "headers": []})
     for gone_s, wanted, asked in ((0, "check", 1), (EVERY_S - 1, "check", 1), (EVERY_S, "other", 2)):

@@ -11,7 +11,8 @@ import pytest
 
 from gateway.core.access.audit import Act
 from gateway.core.money.amounts import cost_nano
-from gateway.core.pool.workers import Price, pool_hash, revision_of
+from gateway.core.pool.revision import revision_of
+from gateway.core.pool.workers import Price, pool_hash
 from gateway.errors import ConfigError, NotFound, Unavailable
 from gateway.service.admin.keys import KeyAdmin
 from gateway.service.admin.pools import Pools

@@ -12,7 +12,8 @@ from genai_prices import calc_price
 from gateway.core.money.amounts import Usage, worst_case_nano
 from gateway.core.money.details import PLACES, details_json, sum_details
 from gateway.core.openai.vendors.usage import read_usage, usage_body
-from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash, revision_of
+from gateway.core.pool.revision import revision_of
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash
 from tests.fakes.workers import Says
 from tests.kit import Kit, ask, model_worker, plan, pool_file
 
@@ -200,6 +201,18 @@ async def test_a_cache_for_an_hour_is_held_for_at_its_price(where: str) -> None:
         bounds.append(dispatch.payload["bound_nano"])
         assert bounds[-1] >= running.record.cost_nano
     assert bounds[1] / bounds[0] == pytest.approx(6 / 3.75, rel=0.02)
+
+
+async def test_a_worker_that_caches_for_an_hour_by_itself_is_held_for_so() -> None:
+    prices = {f"{part}_usd_per_mtok": usd for part, usd in LIST["claude"].items()}
+    for hour, rate in ((None, 3_750), ("6", 6_000)):
+        price = Price.model_validate(prices | {"cache_write_1h_usd_per_mtok": hour})
+        spec = model_worker("claude", "hclaude", price=price, context_tokens=1_000_000)
+        kit = Kit(pools=PoolFile(workers=(spec,), pools={"default": ("claude",)}))
+        running = await kit.serve(ask("x" * 4096, model="claude", max_tokens=16))
+        assert running.error is None
+        [dispatch] = kit.journal.of_kind("dispatch")
+        assert dispatch.payload["bound_nano"] // rate in range(4096, 4400)
 
 
 async def test_what_is_held_for_a_prompt_with_sound_is_at_the_price_of_sound() -> None:

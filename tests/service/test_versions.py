@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.policies.versions import Pick
+from gateway.core.policies.versions import Holder, Pick
 from gateway.errors import ConductorError, Conflict, EngineDown, NotFound, VersionRefused
 from gateway.service.policies.versions import PolicyVersions, VersionLimits
 from tests.fakes.registry import FakeRegistry
@@ -215,6 +215,42 @@ async def test_a_version_is_kept_loaded_while_a_request_may_be_on_its_way_to_it(
         await kit.add(number, *LIVE)
         await kit.settle()
     assert await kit.engine.loaded() == {"conductor@1", "conductor@2", "conductor@3"}
+
+
+async def test_swaps_that_are_faster_than_unloading_make_room_and_touch_nothing_that_serves(tmp_path: Path) -> None:
+    kit = Following(tmp_path, limits=VersionLimits(poll_s=0.01, check_s=0.0, unload_s=60.0))
+    for number in range(1, 8):  # the engine holds four
+        await kit.add(number, *LIVE)
+        await kit.settle()
+        assert f"conductor@{number}" in await kit.engine.loaded()
+        assert (await kit.registry.get(f"conductor@{number}")).state == "live"
+    held = await kit.engine.loaded()
+    assert {"conductor@6", "conductor@7"} < held
+    assert held < {f"conductor@{number}" for number in range(4, 8)} | {"conductor@3"}
+
+
+async def test_an_engine_full_of_what_serves_refuses_for_now_and_nobody_is_retired(tmp_path: Path) -> None:
+    kit = Following(tmp_path)
+    kit.engine._versions_max = 1
+    await kit.add(1, *LIVE)
+    await kit.settle()
+    await kit.add(2, "shadow")
+    await kit.versions.sync()
+    await until(lambda: kit.watched.refused)
+    assert await kit.engine.loaded() == {"conductor@1"}
+    assert (await kit.registry.get("conductor@2")).state == "shadow"
+
+
+@pytest.mark.parametrize("act", ["canary", "promote"])
+async def test_a_move_that_is_not_allowed_is_told_before_anybody_is_waited_for(tmp_path: Path, act: str) -> None:
+    kit = Following(tmp_path, wait_s=60.0)
+    await kit.add(1)
+    await kit.gateways.attend(Holder("other", "two:/data", {}))  # it loads shadows and what follows them
+    percent = (25,) if act == "canary" else ()
+    with pytest.raises(Conflict, match="a candidate is shadowed or retired") as refused:
+        await asyncio.wait_for(getattr(kit.policies, act)("conductor@1", *percent, "key:a", ""), 5)
+    assert refused.value.code == "illegal_move"
+    assert kit.engine.loads == 0
 
 
 async def test_a_slow_load_holds_up_no_rollback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

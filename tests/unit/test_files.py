@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from gateway.files import replacing, write_atomic
+from gateway.files import NotPlain, open_plain, replacing, write_atomic
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -66,3 +66,16 @@ def test_an_error_of_the_disk_is_raised_and_the_old_file_stays(tmp_path: Path, m
     with pytest.raises(OSError, match="Input/output"):
         write_atomic(path, "new")
     assert (path.read_text(), [each.name for each in tmp_path.iterdir()]) == ("before", ["a"])
+
+
+def test_only_a_plain_file_is_opened_and_nothing_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"ok")
+    with open_plain(tmp_path / "plain") as file:
+        assert file.read() == b"ok"
+    (tmp_path / "link").symlink_to(tmp_path / "plain")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe", "."):
+        with pytest.raises(NotPlain):
+            open_plain(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        open_plain(tmp_path / "nothing")

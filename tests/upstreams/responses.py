@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from openai.types.responses import Response, ResponseStreamEvent
@@ -23,6 +23,7 @@ class OpenAIResponses(Vendor):
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self.before: list[dict[str, Any]] = []
+        self.facts: Mapping[str, Any] = {}  # what the response says of itself beside that
         self.fails: Mapping[str, Any] | None = None  # the error of a response that failed after it had begun
 
     def complaint(self, request: Request) -> str | None:
@@ -55,7 +56,7 @@ class OpenAIResponses(Vendor):
         for at, item in enumerate(output):
             yield made("response.output_item.added", output_index=at, item=_begun(item))
             place = {"output_index": at, "item_id": item["id"]}
-            for kind, fields in _pieces(item):
+            for kind, fields in _STATES.get(item["type"]) or _pieces(item):
                 yield made(kind, **place, **fields)
             yield made("response.output_item.done", output_index=at, item=item)
         kind = "response.incomplete" if self._status == "incomplete" else "response.completed"
@@ -106,10 +107,16 @@ class OpenAIResponses(Vendor):
             "tool_choice": "auto",
             "tools": [],
             "top_p": 1.0,
+            **self.facts,
             "usage": usage if status in ("completed", "incomplete") else None,
         }
         Response.model_validate(response)
         return response
+
+
+_STATES: Mapping[str, Sequence[tuple[str, dict[str, Any]]]] = {
+    "web_search_call": [(f"response.web_search_call.{name}", {}) for name in ("in_progress", "searching", "completed")]
+}
 
 
 def _begun(item: dict[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,8 @@ def read_document(directory: Path) -> dict[str, Any]:
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises VersionRefused(missing | manifest)."""
     try:
+        if not path.is_file() and path.exists():
+            raise ValueError("no file")  # a pipe would be waited for
         if path.stat().st_size > JSON_BYTES_MAX:
             raise ValueError(f"longer than {JSON_BYTES_MAX} bytes")
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -21,7 +21,8 @@ from pydantic_core import ErrorDetails
 from gateway.adapters.host.pricemap import offline_price
 from gateway.adapters.host.yamlfile import Document, Loc, read
 from gateway.adapters.upstream import tokens
-from gateway.adapters.upstream.reach.ways import Ways
+from gateway.adapters.upstream.http1.ways import Ways
+from gateway.core.pool.changes import with_first_token
 from gateway.core.pool.handles import neutral_handles
 from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, PoolFile, Price, ToolSpec, WorkerSpec, is_reference
 from gateway.errors import ConfigError
@@ -105,11 +106,17 @@ def _add_handles(data: dict[str, Any]) -> None:
         worker["handle"] = handles[worker["name"]]
 
 
+ANTHROPIC_KEY = "ANTHROPIC_API_KEY"
+
+
 def secrets(pool: PoolFile, env: Mapping[str, str]) -> dict[str, str]:
     """Map each worker that has a secret to it, by name, and each secret of its `env` by `NAME VARIABLE`. Raises
-    ConfigError as `resolve_secret` does. That of its proxy is `NAME proxy`."""
+    ConfigError as `resolve_secret` does. That of its proxy is `NAME proxy`. A model at Anthropic itself has the key of
+    Anthropic's own variable, if its entry names none."""
     every = ((worker, place, ref) for worker in pool.workers for place, ref in _references(worker))
-    return {" ".join((worker.name, *_suffix(place))): resolve_secret(ref, env) for worker, place, ref in every}
+    named = {" ".join((worker.name, *_suffix(place))): resolve_secret(ref, env) for worker, place, ref in every}
+    theirs = [worker.name for worker in pool.workers if worker.claude and worker.url is None]
+    return (dict.fromkeys(theirs, key) if (key := env.get(ANTHROPIC_KEY, "").strip()) else {}) | named
 
 
 def _suffix(place: tuple[str, ...]) -> tuple[str, ...]:
@@ -320,7 +327,8 @@ def _judge(worker: WorkerSpec, index: int, workers: Sequence[WorkerSpec], docume
 class PoolFileSource:
     """The port PoolSource: the file, completed by the settings. `default`: the pool of keys that name none, instead of
     the file's. `named`: workers that must exist, by the setting that names each. `planner`: the worker that plans; it
-    answers no planned request unless the file says so."""
+    answers no planned request unless the file says so. `first_token_s`: of models whose entry sets no
+    `first_token_timeout_s`; None: none."""
 
     def __init__(
         self,
@@ -329,7 +337,9 @@ class PoolFileSource:
         default: str | None,
         named: Mapping[str, str | None],
         planner: str | None = None,
+        first_token_s: float | None = None,
     ) -> None:
+        self._first_token_s = first_token_s
         self._path = path
         self._environment = environment
         self._default = default
@@ -340,6 +350,7 @@ class PoolFileSource:
         """Read the file and look its secrets up. A start and a reload make the same checks. Raises ConfigError."""
         env = self._environment()
         pools = with_planner(self._with_default(load(self._path, env)), self._planner)
+        pools = with_first_token(pools, self._first_token_s)
         for setting, worker in self._named.items():
             if worker:
                 pool_with(pools, setting, worker)

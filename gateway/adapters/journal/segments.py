@@ -222,6 +222,12 @@ def numbers(directory: Path, ending: str = "log") -> list[int]:
     return sorted(int(match[1]) for match in matches if match and match[2] == ending)
 
 
+def damaged(journal: Path) -> list[Path]:
+    """The damaged segments of a journal and of those of its processes that nobody has recovered."""
+    places = [place for place in (journal, *sorted(journal.glob("process-*"))) if place.is_dir()]
+    return [segment_path(place, number, "bad") for place in places for number in numbers(place, "bad")]
+
+
 def set_aside(directory: Path, number: int) -> Path:
     """Keep a damaged segment under another name, which is neither read nor deleted; return its path."""
     path, aside = segment_path(directory, number), segment_path(directory, number, "bad")

@@ -11,9 +11,10 @@ from gateway.core.pool.workers import NANO_PER_USD
 
 
 class WorkerSeries:
-    """The ports FlagMetrics, QuarantineMetrics and ProbeMetrics. Labels are names of workers and signals."""
+    """The ports FlagMetrics, QuarantineMetrics, RestMetrics and ProbeMetrics. Labels: workers, signals and reasons."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._shown: dict[str, str] = {}
         self._drift = Gauge(
             "baton_worker_drift",
             "Kinds of task on which a worker has become worse, by what",
@@ -35,6 +36,15 @@ class WorkerSeries:
             ("worker", "result"),
             registry=registry,
         )
+        self._resting = Gauge(
+            "baton_worker_resting", "1: this worker rests, and why", ("worker", "reason"), registry=registry
+        )
+        self._rests = Counter(
+            "baton_worker_rests",
+            "Rests that began in this process, by what the worker's calls met",
+            ("worker", "reason"),
+            registry=registry,
+        )
         self._probe_usd = Counter("baton_worker_probe_usd", "Dollars of those", ("worker",), registry=registry)
 
     def worker_drift(self, flagged: Mapping[tuple[str, Signal], int]) -> None:
@@ -48,6 +58,18 @@ class WorkerSeries:
         self._quarantined.clear()
         for worker, out in workers.items():
             self._quarantined.labels(worker).set(out)
+
+    def resting(self, reasons: Mapping[str, str]) -> None:
+        """`RestMetrics.resting`."""
+        if reasons != self._shown:
+            self._shown = dict(reasons)
+            self._resting.clear()
+            for worker, reason in reasons.items():
+                self._resting.labels(worker, reason or "none").set(bool(reason))
+
+    def rested(self, worker: str, reason: str) -> None:
+        """`RestMetrics.rested`."""
+        self._rests.labels(worker, reason).inc()
 
     def identity_changed(self, worker: str) -> None:
         """`QuarantineMetrics.identity_changed`."""

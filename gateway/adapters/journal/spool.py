@@ -44,9 +44,9 @@ class SpoolLimits:
     total_bytes: int = 4096 * MIB
     reserve_bytes: int = 64 * MIB
     queue_records: int = 10_000
-    queue_bytes: int = 64 * MIB
+    queue_bytes: int = 256 * MIB  # more than all bodies that are served at the same time
     batch_bytes: int = 4 * MIB
-    record_bytes: int = 64 * MIB
+    record_bytes: int = 96 * MIB
     shipped_timeout_s: float = 5.0
 
 

@@ -9,23 +9,22 @@ from urllib.parse import urlsplit
 import aiohttp
 import httpx
 
-from gateway.adapters.upstream.client import http_client
-from gateway.adapters.upstream.reach.ways import Ways
 from gateway.core.log.alerts import DueAlert, Receipt, body_of, signed
 
 TIMEOUT_S = 10.0
 REPLY_BYTES_MAX = 500
-CONNECTIONS_MAX = 8
 
 
 class Webhook:
     """One attempt a call, without redirects. `key`: the secret of the signature."""
 
-    def __init__(self, url: str, key: bytes, timeout_s: float = TIMEOUT_S, ways: Ways | None = None) -> None:
+    def __init__(
+        self, url: str, key: bytes, timeout_s: float = TIMEOUT_S, client: httpx.AsyncClient | None = None
+    ) -> None:
         self._url = url
         self._key = key
         self._timeout_s = timeout_s
-        self._client = http_client(CONNECTIONS_MAX, ways)
+        self._client = client or httpx.AsyncClient(timeout=timeout_s, trust_env=False)
 
     @property
     def host(self) -> str:

@@ -13,6 +13,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from pgvector.sqlalchemy import Vector
 from psycopg.errors import InsufficientPrivilege
 from sqlalchemy import Connection, ForeignKeyConstraint, func, inspect, select
@@ -51,6 +52,10 @@ def upgrade(database_url: str, revision: str = "head", *, lock_timeout_s: float 
         with _locked(database_url, lock_timeout_s) as connection:
             command.upgrade(config_for(connection), revision)
             has_vector = vector_in_use(connection)
+    except CommandError:
+        now = examine(database_url, lock_timeout_s)
+        problem = f"DATABASE_URL: its schema is {now.revision}, of a newer version of Baton than this ({now.head})"
+        raise ConfigError(f"{problem}; install that version, or restore the backup from before its migration") from None
     except OperationalError as error:
         raise Unavailable(str(error.orig).strip().splitlines()[0], code="store_unavailable") from error
     except ProgrammingError as error:

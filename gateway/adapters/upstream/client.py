@@ -28,7 +28,7 @@ import yarl
 from httpx_aiohttp import AiohttpTransport
 
 from gateway.adapters.upstream.http1.pool import ConnectionPool, Http1Reply
-from gateway.adapters.upstream.reach.ways import HandedOver, Way, Ways
+from gateway.adapters.upstream.http1.ways import HandedOver, Way, Ways
 from gateway.adapters.upstream.sse import BOM
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.body import parse_json
@@ -36,8 +36,9 @@ from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import check_task, is_raw, units_of
 from gateway.core.openai.vendors import overflow
-from gateway.core.openai.vendors.faults import Fault, fault_of, read_fault, status_of
+from gateway.core.openai.vendors.faults import VendorFault, fault_of, read_fault, status_of
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
+from gateway.core.pool.breaker import HEALTHY, RestRules, abandoned, failed, tried
 from gateway.errors import (
     ConductorError,
     UpstreamError,
@@ -63,6 +64,7 @@ JSON = "application/json"
 TIMED_OUT_SHARE = 0.9  # of a call's time-out: one that is cancelled later was given up for it
 Items = AsyncGenerator[ConductorChunk | ConductorEnd, None]
 MESSAGE_CHARS_MAX = 500
+SECRET_CHARS_MIN = 4
 RETRY_AFTER_S_MAX = 3600.0
 _encode = msgspec.json.Encoder().encode
 _KEY_LIKE = re.compile(r"(?i)\b(sk|rk|pk|key|AIza)[-_][\w*.-]{6,}|\bAIza[\w-]{10,}|\bbearer\s+\S+")
@@ -207,7 +209,7 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes, secret: s
     return _fault_error(status, headers, read_fault(body), secret)
 
 
-def _fault_error(status: int, headers: Mapping[str, str], fault: Fault, secret: str | None) -> UpstreamError:
+def _fault_error(status: int, headers: Mapping[str, str], fault: VendorFault, secret: str | None) -> UpstreamError:
     message, param, code = (None if text is None else scrub(text, secret) for text in fault[:3])
     too_long = fault.is_overflow and status in overflow.STATUSES
     if too_long:  # clients shorten the conversation on this code
@@ -237,7 +239,7 @@ def event_error(payload: Any, secret: str | None) -> UpstreamError:
 def scrub(text: str, secret: str | None) -> str:
     """Make upstream text fit for a client: one line of at most MESSAGE_CHARS_MAX characters, without the key or
     anything that looks like a key."""
-    if secret:
+    if secret and len(secret) >= SECRET_CHARS_MIN:  # a placeholder such as `x` would be found in every word
         text = text.replace(secret, "[key]")
     return " ".join(_KEY_LIKE.sub("[key]", text).split())[:MESSAGE_CHARS_MAX]
 
@@ -260,6 +262,12 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
     return min(max((when - now).total_seconds(), 0.0), RETRY_AFTER_S_MAX)
 
 
+def first_until(call: WorkerCall, deadline: float) -> float:
+    """The time of the event loop until which the first token of a stream must have come, of a call that ends at
+    `deadline`."""
+    return min(deadline, deadline - call.timeout_s + call.worker.silence_s_max)
+
+
 class Breaker:
     """Stops calls to a service that keeps failing. It opens after `failures_max` failures in a row; then it admits one
     call every `cool_down_s` until one succeeds."""
@@ -267,37 +275,35 @@ class Breaker:
     def __init__(
         self, failures_max: int = 5, cool_down_s: float = 10.0, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._failures_max, self._cool_down_s, self._now = failures_max, cool_down_s, now
-        self._failures = 0
-        self._blocked_until_s = 0.0
-        self._probing = False
+        self._rules, self._now = RestRules(failures_max, cool_down_s, cool_down_s), now
+        self._health = HEALTHY
 
     def admit(self) -> bool:
         """Whether a call may leave now. After True, call `succeed`, `fail` or `abandon` once."""
-        if self._failures < self._failures_max:
-            return True
-        if self._probing or self._now() < self._blocked_until_s:
+        now_s = self._now()
+        if self._health.holds(now_s):
             return False
-        self._probing = True
+        if self.is_open:
+            self._health = tried(self._health, now_s)
         return True
 
     @property
     def is_open(self) -> bool:
         """Whether calls are paused, but for the one that tries."""
-        return self._failures >= self._failures_max
+        return self._health.rests > 0
 
     def succeed(self) -> None:
         """Report that the call succeeded."""
-        self._failures, self._probing = 0, False
+        self._health = HEALTHY
 
     def fail(self) -> None:
         """Report that the call failed."""
-        self._failures, self._probing = self._failures + 1, False
-        self._blocked_until_s = self._now() + self._cool_down_s
+        now_s = self._now()
+        self._health = failed(self._health, "failed", now_s, now_s, self._rules)
 
     def abandon(self) -> None:
         """Report that the caller left before the call ended, so that its result is unknown."""
-        self._probing = False
+        self._health = abandoned(self._health, self._now())
 
 
 async def guarded(breaker: Breaker, call: ConductorCall, items: Items) -> Items:
@@ -332,7 +338,8 @@ async def guarded(breaker: Breaker, call: ConductorCall, items: Items) -> Items:
 def encode(body: Mapping[str, Any]) -> bytes:
     """A body as JSON. Raises UpstreamRefused for a number that JSON does not have."""
     with suppress(TypeError, ValueError, OverflowError, RecursionError):  # half a surrogate pair, a large integer
-        if b"null" not in (content := _encode(body)):  # as which it would write NaN
+        content = _encode(body)
+        if b"null" not in content or not any(mark + b"null" in content for mark in (b":", b",", b"[")):  # NaN, to it
             return content
     try:
         return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()

@@ -7,15 +7,15 @@ the call by `timeout_s`, the silence between chunks, and the decoded size of a r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any
 
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream import replies
 from gateway.adapters.upstream.http1.pool import Http1Reply
-from gateway.adapters.upstream.reach.ways import Way
+from gateway.adapters.upstream.http1.ways import Way
 from gateway.adapters.upstream.sse import DONE, SseEvent, SseParser
 from gateway.adapters.upstream.wires import PATHS, ChunkMaker, wire_of
 from gateway.core.access import depth
@@ -26,7 +26,7 @@ from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.texts import as_chat, check_embeddings, chunk_as_chat
 from gateway.core.openai.vendors.dialects import UsageTally
 from gateway.core.openai.vendors.forms import as_chunk, as_whole, fault_in
-from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, billed_usage, read_usage, text_bytes, usage_body
+from gateway.core.openai.vendors.usage import billed_usage, read_usage, text_bytes, usage_body
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerReply
 
@@ -55,11 +55,9 @@ class HttpWorkers:
     ) -> None:
         self._secrets = dict(secrets)
         self._depth_secret = depth_secret
-        self._places = places
+        self._places, self._ways = places, ways
         self._client = client or upstream.http_client()
-        self._ways = ways
-        self._reply_bytes_max = reply_bytes_max
-        self._event_bytes_max = event_bytes_max
+        self._reply_bytes_max, self._event_bytes_max = reply_bytes_max, event_bytes_max
         self._chunk_gap_s_max = chunk_gap_s_max
         self._whole_only: set[str] = set()  # workers that refused to stream
 
@@ -91,7 +89,7 @@ class HttpWorkers:
         """The reply from a stream, or in one piece where the worker sends no stream."""
         content = upstream.encode(as_sent(call, body))
         deadline = asyncio.get_running_loop().time() + call.timeout_s
-        response = await self._opened(call, content, deadline)
+        response = await self._opened(call, content, upstream.first_until(call, deadline))
         if "event-stream" not in response.headers.get("content-type", ""):
             return await self._read_reply(call, body, content, response, deadline)
         response.gather()
@@ -109,7 +107,7 @@ class HttpWorkers:
         if call.endpoint != "embeddings" and replies.is_event_stream(raw):
             events = replies.ReadEvents(raw, SseParser(self._event_bytes_max), text_reader(call))
             return await collected(call, WorkerStream(call, body, len(content), events, secret))
-        with fault_counted(len(content), len(raw)):
+        with replies.fault_counted(len(content), len(raw)):
             completion = check_reply(call, upstream.parse_object(raw), secret)
         usage = billed_usage(
             read_usage(completion), body, len(content), reply_text_bytes(completion), call.worker.context_tokens
@@ -127,7 +125,7 @@ class HttpWorkers:
         body = request_body(call) | STREAMED
         content = upstream.encode(as_sent(call, body))
         deadline = asyncio.get_running_loop().time() + call.timeout_s
-        response = await self._opened(call, content, deadline)
+        response = await self._opened(call, content, upstream.first_until(call, deadline))
         chunks = self._chunks(call, body, content, response, deadline, self._chunk_gap_s_max)
         async with aclosing(chunks):
             while (together := await chunks.next()) is not None:
@@ -151,7 +149,8 @@ class HttpWorkers:
             response.release()
             raise
         parser = SseParser(self._event_bytes_max)
-        events = replies.ReplyEvents(response, pieces, parser, text_reader(call), deadline, gap_s_max)
+        first, gap_s_max = upstream.first_until(call, deadline), call.worker.chunk_gap_s or gap_s_max
+        events = replies.ReplyEvents(response, pieces, parser, text_reader(call), deadline, gap_s_max, first)
         return WorkerStream(call, body, len(content), events, self._secrets.get(call.worker.name))
 
     async def _opened(self, call: WorkerCall, content: bytes, deadline: float, kind: str = upstream.JSON) -> Http1Reply:
@@ -192,8 +191,7 @@ class HttpWorkers:
         """The base URL of the worker. Raises UpstreamError for a local model that was not started."""
         url = call.worker.url or ""
         if call.worker.local_model and url not in self._places:
-            problem = f"{url} is not served here; `baton serve` starts it with the pool file"
-            raise UpstreamError(problem, dispatched=False)
+            raise UpstreamError(f"{url} is not served here; `baton serve` starts it", dispatched=False)
         return self._places.get(url, url)
 
 
@@ -219,21 +217,6 @@ async def collected(call: WorkerCall, chunks: WorkerStream) -> WorkerReply:
     return WorkerReply(completion | {"usage": usage_body(usage)}, usage)
 
 
-@contextmanager
-def fault_counted(request_bytes: int, reply_bytes: int) -> Iterator[None]:
-    """Gives an error inside the tokens that its call cost at most: the worker has ended it, and no reply was in it."""
-    try:
-        yield
-    except UpstreamError as error:
-        count_fault(error, request_bytes, reply_bytes)
-        raise
-
-
-def count_fault(error: UpstreamError, request_bytes: int, reply_bytes: int) -> None:
-    """Give an error the tokens that its call cost at most."""
-    error.tokens = -(-request_bytes // BYTES_PER_TOKEN), -(-reply_bytes // BYTES_PER_TOKEN)
-
-
 class StreamTally:
     """The facts of a stream so far that are needed to detect a cut reply, and to bill it."""
 
@@ -246,8 +229,7 @@ class StreamTally:
         self.text: TextChunk | None = None  # the latest chunk, where it holds nothing but text
 
     def add(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Count a chunk. Returns its part of the reply or what it says of it, without the usage, which comes at the
-        end; or None."""
+        """Count a chunk. Returns what it says of the reply, without the usage, which comes at the end; or None."""
         head = self._current_head()
         for key in HEAD:
             if key in chunk:
@@ -277,8 +259,8 @@ class StreamTally:
 
 def last_chunk(head: Mapping[str, Any], usage: Usage, *, done: bool = False) -> dict[str, Any]:
     """The last chunk of a stream, with the usage to bill. `done`: the worker said that its stream is over."""
-    end = {"done": True} if done else {}
-    return {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage), **end}
+    last = {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage)}
+    return last | ({"done": True} if done else {})
 
 
 class WorkerStream:
@@ -305,8 +287,7 @@ class WorkerStream:
         return self._tally.done
 
     async def next(self) -> list[dict[str, Any] | TextChunk] | None:
-        """The chunks that came together, a chunk of nothing but text as it was read; None at the end. Raises
-        UpstreamError, for a chunk after those before it."""
+        """The chunks that came together, those of nothing but text as read; None at the end. Raises UpstreamError."""
         if self._error is not None:
             raise self._error
         events = await self._events.next()
@@ -329,13 +310,15 @@ class WorkerStream:
                 elif visible := tally.add(parse_chunk(event, self._secret, self._call.endpoint, self._wire)):
                     chunks.append(visible)
         except UpstreamError as error:
-            count_fault(error, self._request_bytes, 0)
+            replies.count_fault(error, self._request_bytes, 0)
             self._error = error
+        if tally.text_bytes:
+            self._events.begun = True
         return chunks
 
     def end(self) -> tuple[dict[str, Any], Usage]:
         """`StreamTally.end`."""
-        with fault_counted(self._request_bytes, 0):
+        with replies.fault_counted(self._request_bytes, 0):
             return self._tally.end(self._call, self._body, self._request_bytes)
 
     async def aclose(self) -> None:
@@ -351,11 +334,10 @@ def as_sent(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
 
 def request_body(call: WorkerCall) -> dict[str, Any]:
     """The body to send: the pool file's defaults, overridden by the call's own body, with the upstream's model name."""
-    model = call.worker.model or ""
     return {
         **call.worker.params,
         **call.body,
-        "model": model.removeprefix("anthropic/") if call.worker.speaks_messages else model,
+        "model": call.worker.claude or call.worker.model,
     }
 
 

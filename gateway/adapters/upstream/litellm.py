@@ -11,9 +11,11 @@ import asyncio
 import json
 import os
 import re
+import time
 import warnings
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from copy import deepcopy
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -23,24 +25,23 @@ import httpx
 
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream.http import StreamTally, check_body, last_chunk, reply_text_bytes, request_body
+from gateway.adapters.upstream.outbound.measure import SendAllowance, bytes_max, guard
+from gateway.adapters.upstream.outbound.sideloop import SideLoop
+from gateway.adapters.upstream.plain import plain_data, plain_task
 from gateway.core.log.spans import HEADER
 from gateway.core.openai.chat import FIELDS, HINTS, Endpoint
 from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.tasks.fields import Sound
-from gateway.core.openai.tasks.replies import is_raw
 from gateway.core.openai.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
+from gateway.core.openai.vendors.empty import speaks
 from gateway.core.openai.vendors.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.models import vendor_params
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall, WorkerReply
 
 _REMOTE = re.compile(r"(?i)\s*(https?|gs|s3|file|ftp):")
-_BODY_FIELDS = (
-    *("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage", "provider", "citations"),
-    *("search_results", "prompt_filter_results"),
-)
-_CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text", "content_filter_results", "native_finish_reason")
 KNOWN: Mapping[Endpoint, Mapping[str, Any]] = {
     **TASK_FIELDS,
     "chat": FIELDS,
@@ -54,16 +55,11 @@ TASK_FUNCTIONS: Mapping[Endpoint, str] = {
     "speech": "aspeech",
     "transcriptions": "atranscription",
 }
-_MESSAGE_FIELDS = (
-    *("role", "content", "refusal", "reasoning_content", "tool_calls", "function_call", "audio", "annotations"),
-    *("thinking_blocks", "provider_specific_fields"),
-)
-_STATE = (  # what LiteLLM reads back of `provider_specific_fields`
-    *("thought_signature", "thought_signatures", "compaction_blocks", "web_search_results", "tool_results"),
-    "server_side_tool_invocations",
-)
-_SIGNED_ID = "__thought__"  # LiteLLM appends it and Gemini's signature to the id of a call
 _PREFIX = re.compile(r"^(litellm\.\w+: |\w+(Exception|Error)\s*-\s*)+")
+GUARDED = (  # providers whose requests LiteLLM sends with httpx alone
+    *("azure", "azure_ai", "bedrock", "cohere", "cohere_chat", "deepseek", "fireworks_ai", "gemini"),
+    *("groq", "mistral", "ollama", "ollama_chat", "openai", "openrouter", "perplexity", "watsonx", "xai"),
+)
 OPENAI_TEXTS = ("openai/", "text-completion-openai/")
 MISSING = "kind litellm needs the extra; pip install '.[litellm]'"
 _TASK_OPTIONS = ("num_retries", "max_retries", "timeout", "api_key", "api_base")
@@ -100,8 +96,17 @@ def _litellm() -> ModuleType:
     for callbacks in ("callbacks", "success_callback", "failure_callback", "input_callback", "service_callback"):
         setattr(litellm, callbacks, [])
     _keep_missing_finish_reasons()
+    from litellm.llms.custom_httpx.aiohttp_transport import LiteLLMAiohttpTransport
+
+    guard(LiteLLMAiohttpTransport, httpx.AsyncHTTPTransport, httpx.HTTPTransport)
     module: ModuleType = litellm
     return module
+
+
+@cache
+def _side_loop() -> SideLoop:
+    """The loop of all calls: LiteLLM keeps one client of each vendor, which belongs to one loop."""
+    return SideLoop("litellm")
 
 
 def _keep_missing_finish_reasons() -> None:
@@ -124,24 +129,26 @@ class LiteLLMWorkers:
         self, secrets: Mapping[str, str], *, reply_bytes_max: int = 16 << 20, chunk_gap_s_max: float = 60.0
     ) -> None:
         self._litellm = _litellm()
+        self._side = _side_loop()
         self._secrets = dict(secrets)
         self._reply_bytes_max = reply_bytes_max
         self._chunk_gap_s_max = chunk_gap_s_max
 
     async def close(self) -> None:
         """Close the clients that LiteLLM caches."""
-        await self._litellm.close_litellm_async_clients()
+        await self._side.run(self._litellm.close_litellm_async_clients())
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
         """See `ports.Workers.complete`."""
-        if call.endpoint in TASK_FIELDS:
-            return await self._task(call)
+        return await self._side.run(self._task(call) if call.endpoint in TASK_FIELDS else self._complete(call))
+
+    async def _complete(self, call: WorkerCall) -> WorkerReply:
         body = _request_body(call)
         until = asyncio.get_running_loop().time() + call.timeout_s
         async with self._client(call) as client:
-            arguments = {**body, **self._options(call), **client}
-            response = await self._await_until(call, until, self._function(call)(**arguments))
-        completion = check_body(call, _plain(response))
+            arguments = {**deepcopy(body), **self._options(call), **client}
+            response = await self._sent(call, _allowance(body), until, self._function(call)(**arguments))
+        completion = check_body(call, plain_data(response))
         text_bytes = reply_text_bytes(completion)
         if text_bytes > self._reply_bytes_max:
             raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)
@@ -153,13 +160,16 @@ class LiteLLMWorkers:
         name = TASK_FUNCTIONS.get(call.endpoint)
         if name is None:
             raise UpstreamRefused(f"LiteLLM has no {call.endpoint}", param="model", dispatched=False)
-        body = _request_body(call)
+        measured = _request_body(call)
+        body = dict(measured)
         if isinstance(sound := body.get("file"), Sound):
             body["file"] = (sound.name, sound.data, sound.kind)
         options = {key: value for key, value in self._options(call).items() if key in _TASK_OPTIONS}
         until = asyncio.get_running_loop().time() + call.timeout_s
-        response = await self._await_until(call, until, getattr(self._litellm, name)(**{**body, **options}))
-        reply = _plain_task(call, response)
+        response = await self._sent(
+            call, _allowance(measured), until, getattr(self._litellm, name)(**{**body, **options})
+        )
+        reply = plain_task(call, response)
         if len(reply.get("content") or b"") > self._reply_bytes_max:
             raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)
         return upstream.task_reply(call, reply)
@@ -173,25 +183,46 @@ class LiteLLMWorkers:
             yield {"choices": [], "usage": usage_body(reply.usage)}
             return
         body = _request_body(call) | {"stream": True, "stream_options": {"include_usage": True}}
-        now = asyncio.get_running_loop().time
-        deadline = now() + call.timeout_s
         tally = StreamTally()
-        chunks: Any = None
-        try:
-            chunks = await self._await_until(call, deadline, self._function(call)(**{**body, **self._options(call)}))
-            until = deadline
-            while (chunk := await self._await_until(call, until, anext(chunks, None))) is not None:
-                until = min(deadline, now() + self._chunk_gap_s_max)
-                plain = _plain(chunk)
-                _refuse_invented_end(plain, chunks)
+        async with aclosing(self._side.pump(self._chunks(call, body))) as chunks:
+            while (plain := await chunks.next()) is not None:
                 if visible := tally.add(plain):
                     yield visible
                 if tally.text_bytes > self._reply_bytes_max:
                     raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes")
-        finally:
-            if chunks is not None:
-                await chunks.aclose()
         yield last_chunk(*tally.end(call, body, _size_bytes(body)))
+
+    async def _chunks(self, call: WorkerCall, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """LiteLLM's stream as JSON data. LiteLLM changes what it is given, so it gets a copy. Some vendors' requests
+        leave with the first chunk."""
+        now, allowance = time.monotonic, _allowance(body)
+        deadline = now() + call.timeout_s
+        until, spoken = upstream.first_until(call, deadline), False
+        arguments = {**deepcopy(body), **self._options(call)}
+        chunks = await self._sent(call, allowance, until, self._function(call)(**arguments))
+        try:
+            while (chunk := await self._sent(call, allowance, until, anext(chunks, None))) is not None:
+                plain = plain_data(chunk)
+                _refuse_invented_end(plain, chunks)
+                yield plain
+                spoken = spoken or speaks(plain)
+                last = deadline if spoken else upstream.first_until(call, deadline)
+                until = min(last, now() + (call.worker.chunk_gap_s or self._chunk_gap_s_max))
+        finally:
+            await chunks.aclose()
+
+    async def _sent(self, call: WorkerCall, allowance: SendAllowance, until: float, awaitable: Any) -> Any:
+        """`_await_until` for what may send a request, which leaves only if the allowance has room for it."""
+        try:
+            with allowance:
+                return await self._await_until(call, until, awaitable)
+        except UpstreamError as error:
+            if allowance.excess_bytes:
+                raise allowance.refusal(call.worker.name) from None
+            if isinstance(error, UpstreamProtocol) and not allowance.requests and _is_guarded(call.worker):
+                problem = f"LiteLLM cannot translate this request for worker {call.worker.name}"
+                raise UpstreamRefused(problem, dispatched=False) from error
+            raise
 
     def _function(self, call: WorkerCall) -> Any:
         """LiteLLM's function for the endpoint."""
@@ -311,6 +342,15 @@ def _request_body(call: WorkerCall) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in HINTS}  # no other vendor accepts them
 
 
+def _is_guarded(worker: WorkerSpec) -> bool:
+    """Whether all requests to a worker are known to pass the guard of the transports."""
+    return (worker.model or "").partition("/")[0] in GUARDED
+
+
+def _allowance(body: Mapping[str, Any]) -> SendAllowance:
+    return SendAllowance(bytes_max(body))
+
+
 def _is_picture(part: Mapping[str, Any], target: str) -> bool:
     return part.get("type") == "image_url" and target.startswith("https:")
 
@@ -323,58 +363,6 @@ def _target(part: Mapping[str, Any]) -> str:
         if isinstance(value, str):
             return value
     return ""
-
-
-def _plain_task(call: WorkerCall, response: Any) -> dict[str, Any]:
-    """A response of LiteLLM's to a request that is no conversation, as JSON data or in bytes."""
-    if call.endpoint == "speech":
-        kind = response.response.headers.get("content-type", "")
-        return upstream.raw_reply(call.endpoint, response.content, kind)
-    if is_raw(call.endpoint, call.body):
-        return upstream.raw_reply(call.endpoint, str(response.text).encode("utf-8", "replace"), "")
-    data: dict[str, Any] = json.loads(response.model_dump_json(exclude_none=True))
-    return data
-
-
-def _plain(response: Any) -> dict[str, Any]:
-    """Convert a response or chunk of LiteLLM's to JSON data, without the fields that LiteLLM adds to OpenAI's."""
-    data: dict[str, Any] = json.loads(response.model_dump_json(exclude_none=True))
-    body = {name: data[name] for name in _BODY_FIELDS if name in data}
-    if "data" in data:
-        return body | {"data": data["data"]}
-    if body.get("object") == "chat.completion.chunk" and body.get("usage"):
-        return {**body, "choices": []}  # LiteLLM sends an empty choice with the usage
-    return {**body, "choices": [_plain_choice(choice) for choice in data.get("choices") or ()]}
-
-
-def _plain_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {"finish_reason": None, **{name: choice[name] for name in _CHOICE_FIELDS if name in choice}}
-    for part in ("message", "delta"):
-        if part in choice:
-            fields = {name: value for name, value in choice[part].items() if name in _MESSAGE_FIELDS}
-            if "tool_calls" in fields:
-                fields["tool_calls"] = [_plain_call(call) for call in fields["tool_calls"] or ()]
-            plain[part] = _with_plain_state(fields)
-    return plain
-
-
-def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with its signature apart from its id. LiteLLM reads it in either place."""
-    call_id, _, signature = (call.get("id") or "").partition(_SIGNED_ID)
-    plain = _with_plain_state({**call, **({"id": call_id} if call_id else {})})
-    if signature:
-        plain["provider_specific_fields"] = {"thought_signature": signature}
-    return plain
-
-
-def _with_plain_state(fields: dict[str, Any]) -> dict[str, Any]:
-    vendor_fields = fields.pop("provider_specific_fields", None)
-    state = (
-        {name: vendor_fields[name] for name in _STATE if vendor_fields.get(name)}
-        if isinstance(vendor_fields, Mapping)
-        else {}
-    )
-    return fields | ({"provider_specific_fields": state} if state else {})
 
 
 def _size_bytes(body: Mapping[str, Any]) -> int:

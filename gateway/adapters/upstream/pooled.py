@@ -18,13 +18,14 @@ from typing import Any, Protocol, cast
 
 from gateway.adapters.upstream.client import http_client
 from gateway.adapters.upstream.http import HttpWorkers
+from gateway.adapters.upstream.http1.ways import Way, Ways
 from gateway.adapters.upstream.litellm import LiteLLMWorkers
 from gateway.adapters.upstream.mcp import tool_servers
-from gateway.adapters.upstream.reach.ways import Way, Ways
 from gateway.adapters.upstream.tools import ToolWorkers
 from gateway.core.pool.models import model_of
+from gateway.core.pool.revision import revision_of
 from gateway.core.pool.tools import Tool
-from gateway.core.pool.workers import PoolFile, WorkerSpec, revision_of
+from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamTimeout
 from gateway.service.ports.counts import Count
 from gateway.service.ports.pools import NO_SERVERS, LoadedPool, Swap, ToolServers
@@ -157,7 +158,7 @@ class PooledWorkers:
         try:
             return await adapter.complete(timed)
         except UpstreamError as error:
-            self._faults.name(call.worker, error)
+            self._faults.name(timed, error)
             raise
         finally:
             gate.leave()
@@ -171,7 +172,7 @@ class PooledWorkers:
                 async for chunk in chunks:
                     yield chunk
         except UpstreamError as error:
-            self._faults.name(call.worker, error)
+            self._faults.name(timed, error)
             raise
         finally:
             gate.leave()
@@ -248,9 +249,13 @@ class _FaultLog:
     def __init__(self) -> None:
         self._told: dict[tuple[str, str | None, int | None], tuple[float, int]] = {}  # when, and how many since
 
-    def name(self, worker: WorkerSpec, error: UpstreamError) -> None:
-        """Put the worker's name where a message says "the worker", and its place beside the message. A vendor's own
-        words stay as they are; they are not logged if they may quote the request."""
+    def name(self, call: WorkerCall, error: UpstreamError) -> None:
+        """Put the worker's name where a message says "the worker", its place beside the message, and in a time-out
+        whether the call had less time than the worker may take. A vendor's own words stay as they are; they are not
+        logged if they may quote the request."""
+        worker = call.worker
+        if isinstance(error, UpstreamTimeout):
+            error.hasty = call.timeout_s < worker.silence_s_max
         what = error.message.removeprefix(THE_WORKER)
         if what != error.message:
             error.message = f"worker {worker.name}{what}"
@@ -264,6 +269,7 @@ class _FaultLog:
         self._told[kind] = now_s, 0
         words = error.message.partition(": ")[0] if status is None else f"it answered {status}"
         words = error.message if status in WORDS_LOGGED else words
+        words = words.removeprefix(f"worker {worker.name} ")
         more = f", and {number} more like it since the last line" if number else ""
         log.warning("worker %s (%s): %s; %s%s", worker.name, error.place, words, error.code, more)
 
@@ -356,7 +362,7 @@ def pooled_workers(
             return await adapters[kind].complete(replace(call, worker=spec, body=body))
 
         if any(worker.kind == "litellm" and not worker.speaks_messages for worker in loaded.pools.workers):
-            adapters["litellm"] = LiteLLMWorkers(keys)
+            adapters["litellm"] = LiteLLMWorkers(keys, chunk_gap_s_max=chunk_gap_s_max)
         return adapters
 
     adapters = make(LoadedPool(pool, secrets))

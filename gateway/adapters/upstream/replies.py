@@ -19,6 +19,7 @@ import httpx
 from gateway.adapters.upstream.http1.connection import HungUp
 from gateway.adapters.upstream.http1.pool import Http1Reply, NotConnected
 from gateway.adapters.upstream.sse import BOM, DONE, SseError, SseEvent, SseParser
+from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamTimeout
 
 DRAIN_S = 0.05
@@ -131,7 +132,7 @@ class Pieces:
 class ReplyEvents(Generic[T]):
     """The events of a reply, those that came together in one list, as `SseParser.feed_to` gives them with `read`. A
     reply in one piece, from a server that does not stream, is one event. Each wait ends at the call's deadline, and
-    after the longest gap."""
+    after the longest gap; and at `first_until`, until who reads sets `begun`."""
 
     def __init__(
         self,
@@ -141,11 +142,14 @@ class ReplyEvents(Generic[T]):
         read: Callable[[bytes], T] | None,
         deadline: float,
         gap_s_max: float,
+        first_until: float | None = None,
     ) -> None:
+        self.begun = first_until is None
+        self._first_until = deadline if first_until is None else first_until
         self._read = read
         self._response, self._pieces, self._parser = response, pieces, parser
         self._deadline, self._gap_s_max = deadline, gap_s_max
-        self._until = deadline
+        self._gap_until = deadline
         self._now = asyncio.get_running_loop().time
         self._is_done = self._is_over = self._has_begun = False
 
@@ -155,8 +159,8 @@ class ReplyEvents(Generic[T]):
             await self._pieces.drain(self._now() + DRAIN_S)
         if self._is_done or self._is_over:
             return None
-        piece = await self._pieces.next(self._until)
-        self._until = min(self._deadline, self._now() + self._gap_s_max)
+        piece = await self._pieces.next(min(self._deadline if self.begun else self._first_until, self._gap_until))
+        self._gap_until = self._now() + self._gap_s_max
         self._is_over = piece is None
         if piece and not self._has_begun and (begin := piece.lstrip(BLANK)):
             self._has_begun = True
@@ -202,6 +206,8 @@ class ReplyEvents(Generic[T]):
 
 class ReadEvents(Generic[T]):
     """The events of a reply that was read to its end, as `ReplyEvents` gives them. Raises UpstreamProtocol."""
+
+    begun = True
 
     def __init__(self, raw: bytes, parser: SseParser, read: Callable[[bytes], T] | None) -> None:
         try:
@@ -285,6 +291,21 @@ def transport_error(error: Exception) -> UpstreamError:
     if isinstance(cause, zlib.error):
         return UpstreamProtocol("the worker's compressed reply is broken")
     return UpstreamProtocol("the worker hung up before its reply was complete")
+
+
+@contextmanager
+def fault_counted(request_bytes: int, reply_bytes: int) -> Iterator[None]:
+    """Gives an error inside the tokens that its call cost at most: the worker has ended it, and no reply was in it."""
+    try:
+        yield
+    except UpstreamError as error:
+        count_fault(error, request_bytes, reply_bytes)
+        raise
+
+
+def count_fault(error: UpstreamError, request_bytes: int, reply_bytes: int) -> None:
+    """Give an error the tokens that its call cost at most."""
+    error.tokens = -(-request_bytes // BYTES_PER_TOKEN), -(-reply_bytes // BYTES_PER_TOKEN)
 
 
 def _too_large(bytes_max: int) -> UpstreamProtocol:

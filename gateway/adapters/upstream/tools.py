@@ -22,7 +22,7 @@ import httpx
 from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream import replies
 from gateway.adapters.upstream.client import http_client
-from gateway.adapters.upstream.reach.ways import Way
+from gateway.adapters.upstream.http1.ways import Way
 from gateway.adapters.upstream.sandbox import run_python, run_vote, trial_verdicts
 from gateway.core.access import depth
 from gateway.core.loop.compose import plain_message, task_text

@@ -16,11 +16,10 @@ from gateway.core.anthropic.outbound import to_request as to_message_request
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.responses.outbound import Chunks, to_completion, to_request
 from gateway.core.pool.models import model_of
-from gateway.core.pool.workers import WorkerSpec
+from gateway.core.pool.workers import ANTHROPIC_URL, WorkerSpec
 from gateway.service.ports.request import WorkerCall
 
 Body = dict[str, Any]
-ANTHROPIC_URL = "https://api.anthropic.com"
 ANTHROPIC_VERSION = "2023-06-01"
 OAUTH_KEY, OAUTH_BETA = "sk-ant-oat", "oauth-2025-04-20"  # a subscription's token, and what it needs
 PATHS: Mapping[Endpoint, str] = {

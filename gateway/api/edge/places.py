@@ -25,6 +25,8 @@ from gateway.service.ports.counts import Count
 FREE_POSTS = ("/outcomes", "/cancel", "/freeze", "/kill")  # ends of paths that spend nothing, and stop what does
 RESERVED = 0.2  # share of the open requests that is kept for those that spend nothing
 OPEN_TIMES = 4  # as many requests may be open as this multiple of those that may be served
+LARGE_BODY_BYTES = 1 << 20  # smaller ones are not counted
+BODIES_BYTES_MAX = 128 << 20  # of large bodies: as many as the journal has room for while its disk is busy
 BODY_WAIT_S = 1.0  # nobody knows when a body ends
 TURN_EVERY_S = 0.02  # interval of measurements, while any request runs
 TURN_S = 0.006
@@ -43,10 +45,17 @@ class RequestPlaces:
     """The places of one application. `spending_max` bounds the requests that may spend money, including those whose
     clients have left while their work goes on (`abandoned` counts them). `WorkSlots` says how many of them run at the
     same time. The share RESERVED comes on top, for all other requests, so that outcomes and rollouts work under any
-    load. The bodies that one key sends at the same time are bounded by the number of these places. `shared` counts the
-    requests of all processes of a gateway that may spend money; None: there is one process."""
+    load. The bodies that one key sends at the same time are bounded by the number of these places; all large ones that
+    are here, by their bytes. `shared` counts the requests of all processes of a gateway that may spend money; None:
+    there is one process."""
 
-    def __init__(self, spending_max: int, abandoned: Callable[[], int], shared: Count | None = None) -> None:
+    def __init__(
+        self,
+        spending_max: int,
+        abandoned: Callable[[], int],
+        shared: Count | None = None,
+        bodies_bytes_max: int = BODIES_BYTES_MAX,
+    ) -> None:
         self.slots = WorkSlots(spending_max)
         self.served = self.spending = self.open = 0
         self.served_max = round(spending_max / (1 - RESERVED))
@@ -56,6 +65,7 @@ class RequestPlaces:
         self._shared = shared
         self._promises = 0  # places that requests of this turn of the event loop are about to take
         self._sending: Counter[str] = Counter()  # bodies under way, by key
+        self.bodies_bytes, self.bodies_bytes_max = 0, bodies_bytes_max  # of large bodies
 
     def full(self, *, spends: bool) -> bool:
         """Whether no further request of this kind can be served now."""
@@ -128,7 +138,18 @@ class RequestPlace:
         self.places = places
         self._spends = spends
         self._taken = self._runs = False
+        self._body_bytes = 0  # of its body, if it is large
         places.open += 1
+
+    def hold(self, body_bytes: int) -> None:
+        """Count the body of this request, of which so much has come. Raises Unavailable where no memory is left for it;
+        one alone always has some."""
+        if body_bytes < LARGE_BODY_BYTES:
+            return
+        others = self.places.bodies_bytes - self._body_bytes
+        if others and others + body_bytes > self.places.bodies_bytes_max:
+            raise overloaded()
+        self.places.bodies_bytes, self._body_bytes = others + body_bytes, body_bytes
 
     async def take(self) -> None:
         """Count this request as served, and wait until it may run. Raises Unavailable where no place is left."""
@@ -145,6 +166,7 @@ class RequestPlace:
     def leave(self) -> None:
         """Give everything back. Called once."""
         self.places.open -= 1
+        self.places.bodies_bytes -= self._body_bytes
         if self._taken:
             self.places.served -= 1
             if self._spends:

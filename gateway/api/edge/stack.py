@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.api.edge.access import Accesses, note_error
 from gateway.api.edge.exchange import ClientMessages
 from gateway.api.edge.headers import header_map
-from gateway.api.edge.places import RequestPlace, RequestPlaces, overloaded, spends
+from gateway.api.edge.places import BODIES_BYTES_MAX, RequestPlace, RequestPlaces, overloaded, spends
 from gateway.api.edge.refusals import MESSAGES, OPENAI_VERSION, Refusals
 from gateway.core.anthropic.reply import VERSION_HEADER, error_body, error_status
 from gateway.core.log.events import random_hex
@@ -32,6 +32,7 @@ from gateway.core.openai.body import decode_json
 from gateway.core.openai.reply import json_bytes
 from gateway.errors import BadRequest, BatonError, BodyTooSlow, ClientLeft, NotFound, TooLarge
 from gateway.service.ports.counts import Count
+from gateway.threads import beside
 
 log = logging.getLogger("baton")
 BODILESS = ("GET", "HEAD", "OPTIONS", "DELETE")
@@ -72,13 +73,14 @@ class Edge:
         accesses: Accesses | None = None,
         leaving: Callable[[], bool] = bool,
         shared: Count | None = None,
+        bodies_bytes_max: int = BODIES_BYTES_MAX,
     ) -> None:
-        """`leaving`: whether the gateway is about to stop; then each reply closes its connection. `shared`: see
-        `RequestPlaces`."""
+        """`leaving`: whether the gateway is about to stop; then each reply closes its connection. `shared`,
+        `bodies_bytes_max`: see `RequestPlaces`."""
         self._app = app
         self._accesses = accesses or Accesses()
         self._leaving = leaving
-        self._places = RequestPlaces(spending_max, abandoned, shared)
+        self._places = RequestPlaces(spending_max, abandoned, shared, bodies_bytes_max)
         self._pace = pace or BodyPace()
         self._refusal = reply(overloaded())  # made once
         self.refusals = Refusals(self._refusal, self._places, self._accesses, leaving)
@@ -238,8 +240,8 @@ async def read_json(request: Request, bytes_max: int, key: str) -> Any:
     """The decoded body, which this key sends. On return the request has its place among those that are served.
 
     Raises TooLarge (413) at the first byte over `bytes_max`, BodyTooSlow (408), RateLimited for a key that sends too
-    many bodies at the same time, Unavailable where no place is left, BadRequest for a body that is no JSON or holds too
-    many values, ClientLeft.
+    many bodies at the same time, Unavailable where no place or memory is left, BadRequest for a body that is no JSON or
+    holds too many values, ClientLeft.
     """
     declared = header_map(request.scope).get("content-length", "")
     if declared.isdigit() and int(declared) > bytes_max:
@@ -253,14 +255,22 @@ async def read_json(request: Request, bytes_max: int, key: str) -> Any:
             data = whole
             if len(data) > bytes_max:
                 raise TooLarge(f"the body is over {bytes_max} bytes")
+            place.hold(len(data))
         else:
             body = _Body(receive, bytes_max, state["pace"])
             while not body.is_over:
                 data += await body.next()
+                place.hold(len(data))
     finally:
         place.places.end_sending(key)
     await place.take()
-    return decode_json(data)
+    state["body_bytes"] = len(data)
+    return await beside(len(data), decode_json, data)
+
+
+async def parsed(request: Request, parse: Callable[[], T]) -> T:
+    """What `parse` makes of the body, beside the event loop if the body is large."""
+    return await beside(request.scope["state"].get("body_bytes", 0), parse)
 
 
 class _Body:

@@ -11,7 +11,8 @@ from gateway.api.edge.stack import Router
 from gateway.api.operator.pages import WINDOW_S_DEFAULT, WINDOW_S_MAX, WINDOW_S_MIN, parameters, private
 from gateway.service.admin.checkers import CheckerWatch
 from gateway.service.admin.pools import Pools
-from gateway.service.admin.reach import Reach
+from gateway.service.loop.health.breakers import Breakers
+from gateway.service.policies.reach import Reach
 from gateway.service.ports.admin import Reports
 from gateway.service.ports.request import Clock
 
@@ -28,6 +29,7 @@ class FiguresApi:
     operators: Operators
     clock: Clock
     checkers: CheckerWatch
+    rests: Breakers
     reach: Reach | None = None
 
     def router(self) -> Router:
@@ -51,6 +53,7 @@ class FiguresApi:
 
     async def workers(self, request: Request) -> Response:
         """Every worker of the pool file with its prices, its calls of the last `window_s` seconds (3600), their errors,
+        its `rest` (null, or why, since when and until when it is not asked; state `due`: the next call tries it),
         and its success by kind of task, over its latest 1,000 judged steps. `reach`: what the latest look at it showed
         (`state`: ok, warn or bad; `what`; `fix`), null where there was none. `checks`: how often each checker errs,
         with counts and 95 % intervals, null where there are fewer than 10 cases; `checks_at`: when that was counted,
@@ -68,7 +71,8 @@ class FiguresApi:
             of = [name for name, members in file.pools.items() if worker.name in members]
             sight = self.reach.sights.get(worker.name) if self.reach else None
             reach = sight and {"state": sight.state, "what": sight.what, "fix": sight.fix}
-            workers.append({**facts, "pools": of, "recent": recent.get(worker.name, NO_CALLS), "reach": reach})
+            latest = {"rest": self.rests.report(worker), "recent": recent.get(worker.name, NO_CALLS)}
+            workers.append({**facts, "pools": of, **latest, "reach": reach})
         checks = await self.checkers.recent()
         more = {name: report[name] for name in ("errors", "success", "sources")}
         more |= {"checks": [one.as_json() for one in checks.errors], "checks_at": checks.at and checks.at.isoformat()}

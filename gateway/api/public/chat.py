@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from fastapi import Request, Response
@@ -17,7 +18,7 @@ from gateway.api.edge.bodies import data_key, number, query_number
 from gateway.api.edge.headers import OWN_HEADERS, header_map, headers_of, own_headers, take_options
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.edge.spec import header_parameters
-from gateway.api.edge.stack import Json, Router, read_json, unless_gone
+from gateway.api.edge.stack import Json, Router, parsed, read_json, unless_gone
 from gateway.core.access.depth import DEPTH_HEADER, verify
 from gateway.core.access.idempotency import IDEMPOTENCY_HEADER
 from gateway.core.access.keys import Principal
@@ -26,6 +27,7 @@ from gateway.core.loop.caps import CAP_HEADERS, caps_from_headers
 from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.core.money.sessions import SESSION_HEADERS, session_from_headers
 from gateway.core.openai.chat import MEDIA_BYTES_MAX, ChatRequest, parse_request
+from gateway.core.openai.structured import chat_reply
 from gateway.core.openai.texts import (
     parse_completion,
     parse_embedding,
@@ -90,17 +92,19 @@ class OpenAIApi:
 
     async def serve(self, request: Request, principal: Principal, body: Any) -> Response:
         """Serve a chat request whose body was read."""
-        chat = parse_request(
+        parse = partial(
+            parse_request,
             body,
             messages_max=self.messages_max,
             strict=self.strict_fields,
             media_bytes_max=self.media_bytes_max,
             vendor=self.catalog.vendor_params,
         )
+        chat = await parsed(request, parse)
         running = await self.begin(request, principal, chat)
         if chat.stream:
             return await self.streamed(request, running, ChatFrames(running))
-        return await self.complete(request, running, lambda body: body)
+        return await self.complete(request, running, partial(chat_reply, chat.params))
 
     async def begin(
         self,
@@ -133,6 +137,7 @@ class OpenAIApi:
             progress=_progress(own, self.progress),
             session=session_from_headers(own) if own else None,
             kept=state.get("kept"),
+            body_bytes=state.get("body_bytes", 0),
         )
         return await self.completer.start(context)
 
@@ -274,7 +279,8 @@ class TextsApi:
         """The function that serves a request whose body was read, and that `parse` understands."""
 
         async def serve(request: Request, principal: Principal, body: Any) -> Response:
-            return await self._served(request, principal, parse(body, strict=self.chats.strict_fields))
+            chat = await parsed(request, partial(parse, body, strict=self.chats.strict_fields))
+            return await self._served(request, principal, chat)
 
         return serve
 

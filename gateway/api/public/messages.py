@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -11,7 +12,7 @@ from gateway.api.edge.bodies import data_key
 from gateway.api.edge.headers import OWN_HEADERS
 from gateway.api.edge.refusals import MESSAGES
 from gateway.api.edge.spec import header_parameters
-from gateway.api.edge.stack import Json, Router, read_json
+from gateway.api.edge.stack import Json, Router, parsed, read_json
 from gateway.api.public.chat import OpenAIApi
 from gateway.core.access.idempotency import IDEMPOTENCY_HEADER
 from gateway.core.access.keys import Principal
@@ -55,7 +56,7 @@ class MessagesApi:
         return Json({"input_tokens": tokens})
 
     async def _create(self, request: Request, principal: Principal, body: Any) -> Response:
-        message_request = self._parsed(request, body, *REQUIRED)
+        message_request = await parsed(request, partial(self._parsed, request, body, *REQUIRED))
         try:
             return await self._served(request, principal, message_request)
         except BadRequest as error:  # it names the chat request, which the client did not write

@@ -66,7 +66,9 @@ class ResponsesApi:
 
     async def serve(self, request: Request, principal: Principal, body: Any) -> Response:
         """Serve a request whose body was read."""
-        prepared = await self.responses.prepare(principal, body, self.chats.catalog.vendor_params)
+        body_bytes = request.scope["state"].get("body_bytes", 0)
+        vendor = self.chats.catalog.vendor_params
+        prepared = await self.responses.prepare(principal, body, vendor, body_bytes=body_bytes)
         try:
             if prepared.request.body.get("background"):
                 return await self._queued(request, principal, prepared, body)

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 from gateway.adapters.host import poolfile
 from gateway.adapters.journal.webhook import Webhook
-from gateway.adapters.upstream.reach.ways import Ways
+from gateway.adapters.upstream.client import http_client
+from gateway.adapters.upstream.http1.ways import Ways
 from gateway.config import settings as config
 from gateway.core.log.alerts import DueAlert, Receipt, secret_bytes
 from gateway.core.log.events import uuid7
@@ -23,7 +24,7 @@ def run(_: argparse.Namespace) -> int:
         raise ConfigError("no webhook is set; set BATON_ALERTS_URL and BATON_ALERTS_SECRET")
     key = secret_bytes(poolfile.resolve_secret(settings.alerts_secret, config.environment()))
     alert = DueAlert(uuid7(time.time_ns() // 1_000_000), "test", datetime.now(UTC), {"message": "a test of alerts"}, 1)
-    webhook = Webhook(settings.alerts_url, key, ways=Ways(config.environment()))
+    webhook = Webhook(settings.alerts_url, key, client=http_client(1, Ways(config.environment())))
     host, receipt, seconds = asyncio.run(_send(webhook, alert))
     print(f"{host} answered {receipt.line} in {seconds:.2f} s to {alert.id}")
     if receipt.status is not None and receipt.text:

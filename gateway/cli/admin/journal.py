@@ -23,7 +23,7 @@ CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class SegmentRecovery:
     """One segment: its whole records, all of which are in PostgreSQL now, and what could not be read."""
 
     segment: str
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     """Store them, beside a gateway that serves or without one; 1 where something is lost. Records that are stored count
     once. Raises ConfigError without a database, Unavailable."""
     settings = config.load(data_dir=options.data_dir)
-    damaged = damaged_segments(settings)
+    damaged = segments.damaged(settings.spool_path)
     recoveries = [*_recovered(settings, damaged)] if damaged else []
     if options.json:
         print(json.dumps([asdict(one) for one in recoveries]))
@@ -48,18 +48,7 @@ def run(options: argparse.Namespace) -> int:
     return int(any(one.bytes_lost for one in recoveries))
 
 
-def damaged_segments(settings: Settings) -> list[Path]:
-    """The damaged segments in the journals of this data directory that nobody has recovered."""
-    places = [settings.spool_path, *sorted(settings.spool_path.glob("process-*"))]
-    return [
-        segments.segment_path(place, number, "bad")
-        for place in places
-        if place.is_dir()
-        for number in segments.numbers(place, "bad")
-    ]
-
-
-def _recovered(settings: Settings, damaged: list[Path]) -> Iterator[Recovery]:
+def _recovered(settings: Settings, damaged: list[Path]) -> Iterator[SegmentRecovery]:
     url = settings.database_url or (DataDir(settings.data_dir).read(FACTS) or {}).get("database_url")
     if url is None:
         raise ConfigError("no database: start the gateway of this data directory first, or set DATABASE_URL")
@@ -71,7 +60,7 @@ def _recovered(settings: Settings, damaged: list[Path]) -> Iterator[Recovery]:
         engine.dispose()
 
 
-def _recover(writer: LogWriter, path: Path) -> Recovery:
+def _recover(writer: LogWriter, path: Path) -> SegmentRecovery:
     """Store one segment; it is renamed once all of it is stored."""
     every, count, lost = segments.every_record(path), 0, list[Damage]()
     while batch := [*islice(every, RECORDS)]:
@@ -81,6 +70,6 @@ def _recover(writer: LogWriter, path: Path) -> Recovery:
         count += len(payloads)
         lost += damage
     path.rename(path.with_suffix(".recovered"))
-    return Recovery(
+    return SegmentRecovery(
         str(path), count, sum(each.size for each in lost), tuple(each.about or "unreadable" for each in lost)
     )

@@ -17,9 +17,8 @@ from gateway.adapters.host import poolfile
 from gateway.adapters.host.poolfile import with_planner
 from gateway.adapters.postgres import migrate
 from gateway.adapters.redis import server as redis_server
+from gateway.adapters.upstream.http1.ways import Ways
 from gateway.adapters.upstream.mcp import tool_servers
-from gateway.adapters.upstream.reach.ways import Ways
-from gateway.cli.pool import reach
 from gateway.cli.process.services import CHOICES, conductor_offered, starts_conductor
 from gateway.config import settings as config
 from gateway.core.pool.tools import Tool
@@ -27,6 +26,7 @@ from gateway.core.pool.workers import MODEL_KINDS, PoolFile
 from gateway.errors import ConfigError, EngineDown, Unavailable
 from gateway.service.policies.standing import standing_of
 from gateway.service.ports.pools import LoadedPool
+from gateway.wiring import reach
 from gateway.wiring.conductor import charge_of
 
 SERVER_TIMEOUT_S = 10.0

@@ -23,10 +23,9 @@ import httpx
 
 from gateway import __version__
 from gateway.adapters.host import poolfile
+from gateway.adapters.journal import segments
 from gateway.adapters.postgres import migrate
 from gateway.adapters.redis import server as redis_server
-from gateway.cli.admin.journal import damaged_segments
-from gateway.cli.pool import reach
 from gateway.cli.process import check
 from gateway.cli.process.datadir import FACTS
 from gateway.cli.process.services import starts_conductor
@@ -36,6 +35,7 @@ from gateway.core.pool.ways import DIRECT
 from gateway.core.pool.workers import PoolFile
 from gateway.errors import BatonError
 from gateway.service.ports.pools import Sight
+from gateway.wiring import reach
 
 State = Literal["ok", "warn", "bad"]
 MARKS: Mapping[State, str] = {"ok": "ok  ", "warn": "--  ", "bad": "BAD "}
@@ -156,7 +156,7 @@ def _data(settings: Settings) -> Findings:
 
 def _journal(settings: Settings) -> Findings:
     """Segments with damage, of this start and of earlier ones."""
-    if damaged := damaged_segments(settings):
+    if damaged := segments.damaged(settings.spool_path):
         what = f"{len(damaged)} damaged segments are kept, such as {damaged[0]}"
         fix = "`baton journal recover` stores what is whole in them, and says what is lost"
         yield Finding("journal", "bad", what, fix)

@@ -38,6 +38,11 @@ HEAD_TOO_LARGE = (
     b'{"error":{"message":"the request headers are too large","type":"invalid_request_error",'
     b'"param":null,"code":"headers_too_large"}}'
 )
+HOST_WRONG = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
+    b'{"error":{"message":"send HTTP/1.1 with one Host header","type":"invalid_request_error",'
+    b'"param":null,"code":"invalid_host"}}'
+)
 State = Literal["head", "body", "served", "idle"]  # what a connection waits for, or that a reply is being made
 
 
@@ -59,6 +64,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _linger_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _header_bytes = 0
+    _hosts = 0  # headers of that name in this head
     _in_head = False
     _refused = False
     _pieces: list[bytes]  # of a body, until all that one read received is parsed
@@ -97,6 +103,7 @@ class BoundedProtocol(HttpToolsProtocol):
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
+        self._hosts += name == b"host"
         self.headers.append((name, value))
         self._header_bytes += len(name) + len(value) + HEADER_OVERHEAD
 
@@ -105,6 +112,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._header_bytes + len(self.url) > self.head_bytes_max:  # it came in one piece, so it was parsed first
             self._refused = True
             self.transport.write(HEAD_TOO_LARGE)
+            self.transport.close()
+            return
+        hosts, self._hosts = self._hosts, 0
+        version = self.parser.get_http_version()
+        if hosts > 1 or version == "0.9" or (version == "1.1" and not hosts):  # RFC 9112 §3.2: no cache may guess
+            self._refused = True
+            self.transport.write(HOST_WRONG)
             self.transport.close()
             return
         self._header_bytes = 0

@@ -37,11 +37,17 @@ def with_thinking(params: Mapping[str, Any], model: str, *, named: bool) -> tupl
     rest = {name: value for name, value in params.items() if name != "reasoning_effort"}
     effort, thinking = params.get("reasoning_effort"), params.get("thinking")
     if effort is not None and thinking is None and "output_config" not in params:
+        if effort != "none" and _forces_a_call(params.get("tool_choice")):
+            return rest, ["reasoning_effort"]  # Anthropic refuses both together
         return rest | _of_effort(str(effort), model), []
     if named:
         return rest, []
     config = dict(params.get("output_config") or {})
     changes: list[str] = []
+    if thinking and thinking.get("type") != "disabled" and _forces_a_call(params.get("tool_choice")):
+        changes.append("thinking")
+        del rest["thinking"]
+        thinking = None
     kind = thinking.get("type") if isinstance(thinking, Mapping) else None
     if kind in ("adaptive", "between_tools") and _BUDGETED.match(model):
         rest["thinking"] = {"type": "enabled", "budget_tokens": BUDGETS[str(config.get("effort") or "medium")]}
@@ -56,6 +62,13 @@ def with_thinking(params: Mapping[str, Any], model: str, *, named: bool) -> tupl
         changes.append("output_config.effort")
     rest.pop("output_config", None)
     return rest | ({"output_config": config} if config else {}), changes
+
+
+def _forces_a_call(choice: Any) -> bool:
+    """Whether a `tool_choice` of chat's leaves the model no reply but a call."""
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        return bool(choice["allowed_tools"].get("mode") == "required")
+    return isinstance(choice, Mapping) or choice == "required"
 
 
 def _of_effort(effort: str, model: str) -> dict[str, Any]:

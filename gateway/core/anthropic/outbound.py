@@ -16,7 +16,7 @@ from gateway.core.anthropic.native import BETAS, BLOCK, BLOCKS, CACHE, IS_ERROR,
 from gateway.core.anthropic.reply import input_of
 from gateway.core.openai.chat import HINTS
 from gateway.core.openai.options import INPUT
-from gateway.core.openai.parts import MEDIA_TYPES
+from gateway.core.openai.parts import TEXT_TYPES
 from gateway.errors import UpstreamRefused
 
 Block = dict[str, Any]
@@ -286,7 +286,7 @@ def _source(link: str) -> Block:
 def _document(link: str) -> Block:
     """The source of a file: a PDF as it is, any text as text."""
     head = _DATA.match(link)
-    if head is None or head[1].lower() not in MEDIA_TYPES["file"][1:]:
+    if head is None or not head[1].lower().startswith(TEXT_TYPES):
         return _source(link)
     try:
         text = base64.b64decode(link[head.end() :]).decode("utf-8", "replace")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.anthropic.effort import budget_of, fit_budget, lacks_thoughts, with_thinking, without_thoughts
 from gateway.core.anthropic.native import BETAS, BLOCK, CACHE, PARAM, without_native
-from gateway.core.pool.models import vendor_params
-from gateway.core.pool.workers import WorkerSpec
 
 Params = dict[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -16,14 +15,24 @@ _TRANSLATED = ("thinking", "output_config")  # chat has words of its own for the
 _UNNAMED = (*_TRANSLATED, BETAS)
 
 
-def natives_of(spec: WorkerSpec, params: Mapping[str, Any]) -> tuple[Params, Params]:
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a worker understands. `model`: of Anthropic, by whose own wire it is asked; empty: it has another wire.
+    `by_litellm`: LiteLLM words its requests. `takes`: parameters that OpenAI does not define."""
+
+    model: str
+    by_litellm: bool
+    takes: frozenset[str]
+
+
+def natives_of(words: Words, params: Mapping[str, Any]) -> tuple[Params, Params]:
     """(the parameters with those that the worker takes in Anthropic's own words, the rest of those)."""
     rest, own = dict(params), dict(params.get(PARAM) or {})
     rest.pop(PARAM, None)
-    taken = {name for name in own if name in vendor_params(spec) and name not in ("output_config", *rest)}
-    if spec.speaks_messages:
+    taken = {name for name in own if name in words.takes and name not in ("output_config", *rest)}
+    if words.model:
         taken |= own.keys() & {"output_config"}
-    elif spec.kind != "litellm" or budget_of(own) is None:
+    elif not words.by_litellm or budget_of(own) is None:
         taken.discard("thinking")  # an effort says as much, and more workers know it
     if taken & set(_TRANSLATED):
         rest.pop("reasoning_effort", None)
@@ -31,26 +40,26 @@ def natives_of(spec: WorkerSpec, params: Mapping[str, Any]) -> tuple[Params, Par
 
 
 def worded(
-    spec: WorkerSpec, params: Params, own: Params, messages: Messages, bound: int, *, named: bool
+    words: Words, params: Params, own: Params, messages: Messages, bound: int, *, named: bool
 ) -> tuple[Params, Messages, list[str]]:
     """(the parameters, the messages, what the worker does not get or gets otherwise, as `name` or `name=value`).
     `own`: of `natives_of`. `bound`: tokens of the reply. `named`: the client named this worker."""
-    if not spec.speaks_messages:
-        caches = spec.kind == "litellm"
-        messages, lost = without_native(messages, caches=caches)
+    if not words.model:
+        messages, lost = without_native(messages, caches=words.by_litellm)
         if "tools" in params:
-            names = (BLOCK,) if caches else (BLOCK, CACHE)
+            names = (BLOCK,) if words.by_litellm else (BLOCK, CACHE)
             params["tools"] = [
                 {name: value for name, value in tool.items() if name not in names} for tool in params["tools"]
             ]
         fit_budget(params, bound)
         return params, messages, [*lost, *(name for name in own if name not in _UNNAMED)]
-    model = (spec.model or "").partition("/")[2]
-    params, changes = with_thinking(params, model, named=named)
     asked = params.get("thinking")
+    params, changes = with_thinking(params, words.model, named=named)
+    asked = asked or params.get("thinking")
     if lacks_thoughts(params, messages):
         del params["thinking"]
     fit_budget(params, bound)
-    if asked and "thinking" not in params:
-        messages, changes = without_thoughts(messages), [*changes, "thinking"]
+    if "thinking" not in params and (asked or changes):
+        messages = without_thoughts(messages)
+        changes = list(dict.fromkeys([*changes, *(["thinking"] if asked else [])]))
     return params | own, messages, changes

@@ -230,7 +230,7 @@ def _cut(step: Tree) -> dict[str, Any]:
 
 
 def _forbidden(tree: Tree, about: Surroundings) -> list[dict[str, Any]]:
-    """What a cap, the key, quarantine and the pool ruled out. Caps that bounded nothing are not among it."""
+    """What a cap, the key, quarantine, rests and the pool ruled out. Caps that bounded nothing are not among it."""
     handles = {
         handle
         for loop in loops(tree)
@@ -246,6 +246,8 @@ def _forbidden(tree: Tree, about: Surroundings) -> list[dict[str, Any]]:
         )
     if held := (tree["caps"] or {}).get("quarantined"):
         rules.append({"by": "quarantine", "what": f"workers {', '.join(held)}, unless every other one failed"})
+    for name, why in ((tree["caps"] or {}).get("resting") or {}).items():
+        rules.append({"by": "rest", "what": f"worker {name} ({why}), unless every other one failed"})
     return rules
 
 
@@ -258,10 +260,11 @@ def _not_shown(tree: Tree, about: Surroundings) -> dict[str, Any]:
     left_out = [name for name in about.pool_workers if name not in shown]
     forbidden = [name for name in left_out if about.key_workers and name not in about.key_workers]
     held = [name for name in (tree["caps"] or {}).get("quarantined") or () if name in left_out]
-    rest = [name for name in left_out if name not in forbidden and name not in held]
+    resting = {name: why for name, why in ((tree["caps"] or {}).get("resting") or {}).items() if name in left_out}
+    rest = [name for name in left_out if name not in (*forbidden, *held, *resting)]
     reason = "less likely than the candidates" if draws else "not fit for the request: its size, media or parameters"
     return {"workers": rest, "reason": reason if rest else None, "by_key": forbidden, "drawn": draws} | (
-        {"in_quarantine": held} if held else {}
+        ({"in_quarantine": held} if held else {}) | ({"resting": resting} if resting else {})
     )
 
 

@@ -11,6 +11,7 @@ bounded and is tried only where its needle (a plain substring) occurs, so that l
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any
@@ -73,6 +74,9 @@ _IN_JSON = tuple(
 )
 _SK = re.compile(r"sk[-_](?:(?<![A-Za-z0-9]sk.)|(?<=\\[bfnrt]sk.)|(?<=\\u[0-9a-f]{4}sk.))")
 _URL_PARTS = (("=", re.compile(rf"(?i)[?&]{_QUERY}=")), ("://", re.compile(r'://(?:[^/@"\\]|\\.)*@')))
+DATA_HEAD_CHARS = 200  # of a `data:` URL
+_DATA_HEAD = re.compile(r"data:[\w.+-]+/[\w.+-]+(;[\w-]+=[\w.+-]*)*;base64")
+_BASE64 = (string.ascii_letters + string.digits + "+/=").encode()
 LONG_CHARS = 16_384  # from here on substrings are found faster one by one than all at once
 _SECRET_NAMES = re.compile(r"(?i)(?:proxy-)?authorization|(?:x-)?api[-_]?key|password|passwd|client_secret|private_key")
 # The ends of these as JSON in lower case, and what `(?i)` takes for i, k and s beside their own capitals.
@@ -152,7 +156,9 @@ class Redactor:
         return self._walk(value, False, 0)
 
     def scrub_text(self, text: str, *, personal: bool = False) -> str:
-        """`text` without secrets, and where `personal` without personal data either."""
+        """`text` without secrets, and where `personal` without personal data either. Data in base64 holds neither."""
+        if len(text) >= LONG_CHARS and is_data(text):
+            return text
         if self._may_hold_secrets(text):
             text = self._without_secrets(text)
         return _without_personal(text) if personal else text
@@ -201,7 +207,7 @@ class Redactor:
         from outside takes a fraction of the time of a walk through them."""
         try:
             parts = _of_rollout(payload), *map(_of_round, payload["rounds"]), *map(_of_step, payload["steps"])
-            text = _encode(parts).decode()
+            text = _without_data(_encode(parts).decode())
             if _may_be_deep(text) and any(_may_be_deep(_encode(part).decode()) for part in parts):
                 check_nesting(payload)
         except (KeyError, TypeError, ValueError, RecursionError):  # half a surrogate pair, a number beyond 64 bits
@@ -252,6 +258,20 @@ class Redactor:
                 names.clear()
             names[key] = name
         return name
+
+
+def is_data(text: str) -> bool:
+    """Whether a text is base64 without a break, or a `data:` URL of it: an image, sound or file."""
+    head, comma, _ = text[:DATA_HEAD_CHARS].partition(",")
+    encoded = text[len(head) + 1 :] if comma and _DATA_HEAD.fullmatch(head) else text
+    return encoded.isascii() and not encoded.encode().translate(None, _BASE64)
+
+
+def _without_data(text: str) -> str:
+    """A JSON text without its long strings of base64."""
+    if len(text) < LONG_CHARS:
+        return text
+    return '"'.join(piece for piece in text.split('"') if len(piece) < LONG_CHARS or not is_data(piece))
 
 
 def _may_be_deep(text: str) -> bool:

@@ -13,11 +13,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gateway.core.openai.marks import HOSTED
 from gateway.core.openai.messages import PARTS as PARTS
 from gateway.core.openai.messages import ROLES as ROLES
 from gateway.core.openai.messages import read_messages
 from gateway.core.openai.options import DEEP, TOOLS_MAX, read_vendor_params
-from gateway.core.openai.parts import caches_an_hour, media_kinds
+from gateway.core.openai.parts import media_kinds
 from gateway.core.openai.reply import TIERS
 from gateway.core.openai.shapes import (
     FLAG,
@@ -106,19 +107,29 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class HostedTools:
-    """Tools that a worker's server runs, as `/v1/responses` declares them, and the one that a client chose of them."""
+    """What a Responses request has that chat requests lack: tools that a worker's server runs, and the choice among
+    them; parameters (`native`) of that API alone; the names of those, and of the types of such items (`items`)."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
-    choice: Mapping[str, Any] | None = None
+    choice: Mapping[str, Any] | str | None = None
+    native: Mapping[str, Any] = field(default_factory=dict)
+    items: tuple[str, ...] = ()
 
-    def for_worker(self, types: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-        """(`tools` and `tool_choice` for a worker whose server runs these types, the names of what it cannot get)."""
+    def for_worker(self, types: Collection[str], items: Collection[str] | None) -> tuple[dict[str, Any], list[str]]:
+        """(the part of the body for a worker whose server runs these types, the names of what it cannot get).
+        `items`: the types of items that it takes; None where it is not asked by the Responses API."""
         tools = [tool for tool in self.tools if tool["type"] in types]
         lacking = [tool["type"] for tool in self.tools if tool["type"] not in types]
-        chosen = self.choice is not None and self.choice["type"] in types
-        if self.choice is not None and not chosen:
-            lacking.append("tool_choice")
-        sent = ({"tools": tools} if tools else {}) | ({"tool_choice": dict(self.choice or {})} if chosen else {})
+        lacking += [name for name in self.items if items is None or (name in HOSTED and name not in items)]
+        sent: dict[str, Any] = {} if items is None else dict(self.native)
+        if tools:
+            sent["tools"] = tools
+        if self.choice is not None:
+            kind = self.choice["type"] if isinstance(self.choice, Mapping) else None
+            if kind in types or (kind is None and tools):
+                sent["tool_choice"] = self.choice
+            else:
+                lacking.append("tool_choice")
         return sent, list(dict.fromkeys(lacking))
 
 
@@ -140,7 +151,7 @@ class ChatRequest:
     store: bool | None = None  # None: the client did not say
     dropped: tuple[str, ...] = ()  # paths of the unknown properties that were removed
     hosted: HostedTools = NOTHING_HOSTED
-    left_out: tuple[str, ...] = ()  # types of those that no worker has
+    left_out: tuple[str, ...] = ()  # names of what no worker gets of them
     endpoint: Endpoint = "chat"  # requests of the others (core/openai/texts.py) have no messages and go to one worker
     media: frozenset[str] = field(init=False, compare=False, repr=False)  # the kinds that the messages hold
 
@@ -170,11 +181,6 @@ class ChatRequest:
     def has_media(self) -> bool:
         """Whether sound, images or files are in the request, or wanted of the reply."""
         return "modalities" in self.params or bool(self.media)
-
-    @property
-    def caches_an_hour(self) -> bool:
-        """Whether the prompt is to be cached for an hour, at the dearer price of that."""
-        return caches_an_hour({"messages": self.messages, **self.params})
 
     @property
     def needs_model(self) -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.core.openai import marks
 from gateway.core.openai.parts import LINKS, check_link
 from gateway.core.openai.shapes import (
     FLAG,
@@ -49,7 +50,7 @@ _CALL: Properties = {
     "custom": OBJECT,
     **{name: _ANY for name in (*CALL_FIELDS, "index")},
 }
-_COMMON: Properties = {"role": _ROLE, "content": _CONTENT, "name": _NAME}
+_COMMON: Properties = {"role": _ROLE, "content": _CONTENT, "name": _NAME, marks.FIELD: _ANY}
 _ASSISTANT: Properties = {
     **_COMMON,
     "refusal": FREE_TEXT,
@@ -110,6 +111,8 @@ def _message(raw: Any, where: str, reader: Reader) -> Mapping[str, Any]:
         raise bad_value(f"{where}.role", _ROLE[1], "invalid_value")
     required = {"tool": ("content", "tool_call_id"), "function": ("name",), "assistant": ()}.get(role, ("content",))
     message = reader.object(raw, where, _PROPERTIES_OF.get(role, _COMMON), required)
+    if marks.FIELD in message:
+        message[marks.FIELD] = marks.read(message[marks.FIELD])
     if role == "assistant":
         _assistant(message, where, reader)
     content = message.get("content")

@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.core.money.amounts import Usage
 from gateway.core.money.details import details_json
+from gateway.core.openai import marks
 from gateway.core.openai.body import AsMapping
 from gateway.core.openai.body import json_bytes as json_bytes
 
@@ -229,10 +230,8 @@ def text_piece(chunk: Mapping[str, Any]) -> tuple[int, str] | None:
 
 
 class ReplyBuilder:
-    """Builds one completion body from chunks, so that the log holds a streamed reply in the same form as any other.
-
-    It never raises: it ignores pieces that do not have OpenAI's form.
-    """
+    """Builds one completion body from chunks, so that the log holds a streamed reply in the same form as any other. It
+    never raises: it ignores pieces that do not have OpenAI's form."""
 
     def __init__(self) -> None:
         self._choices: dict[int, dict[str, Any]] = {}
@@ -254,7 +253,8 @@ class ReplyBuilder:
         self._join()
         for choice in chunk_choices:
             built = self._choices.setdefault(_index(choice, 0), {"message": {"role": "assistant", "content": None}})
-            _merge_message(built["message"], _mapping(choice.get("delta")))
+            marks.place(built, delta := _mapping(choice.get("delta")))
+            _merge_message(built["message"], delta)
             if choice.get("logprobs"):
                 _merge_logprobs(built.setdefault("logprobs", {}), _mapping(choice["logprobs"]))
             if choice.get("finish_reason"):

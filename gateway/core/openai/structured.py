@@ -24,6 +24,7 @@ from pydantic_core import SchemaValidator, core_schema
 from pydantic_core import ValidationError as PatternMismatch
 from referencing import Registry
 
+from gateway.core.openai import marks
 from gateway.core.openai.finish import CUT
 from gateway.errors import BadRequest
 
@@ -54,9 +55,8 @@ class ReplyShape:
         cut = choice.get("finish_reason") in CUT  # the client gets it, with that reason
         if cut or message.get("refusal") or message.get("tool_calls") or message.get("function_call"):
             return None
-        content = message.get("content")
         try:
-            value = json.loads(content if isinstance(content, str) else "", parse_constant=_no_constant)
+            value = json.loads(marks.answer(message) or "", parse_constant=_no_constant)
         except (ValueError, RecursionError):
             return "it is not JSON"
         if self.schema is None:
@@ -72,6 +72,20 @@ class ReplyShape:
         return (
             "one JSON object" if self.schema is None else f"JSON that keeps to this schema: {json.dumps(self.schema)}"
         )
+
+
+def chat_reply(params: Mapping[str, Any], body: dict[str, Any]) -> dict[str, Any]:
+    """The reply for a chat client, without marks. Where it was promised a structure, and the worker's reply has several
+    messages, its text is that of the last one."""
+    if not any(marks.FIELD in (choice.get("message") or {}) for choice in body.get("choices") or ()):
+        return body
+    shape = shape_of(params)
+    choices = []
+    for choice in body["choices"]:
+        message = marks.without(choice["message"])
+        last = None if shape is None else marks.answer(choice["message"])
+        choices.append({**choice, "message": message | ({"content": last} if last else {})})
+    return {**body, "choices": choices}
 
 
 def shape_of(params: Mapping[str, Any]) -> ReplyShape | None:

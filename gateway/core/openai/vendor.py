@@ -16,9 +16,10 @@ import json
 import re
 import secrets
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from gateway.core.openai import marks
 from gateway.core.openai.shapes import refuse_inside
 
 Message = Mapping[str, Any]
@@ -61,16 +62,20 @@ def mark(fields: Message, origin: str, vendor_id: str | None = None) -> dict[str
 # ---------------------------------------------------------------- to a worker
 
 
-def for_worker(messages: Sequence[Message], origin: str) -> list[dict[str, Any]]:
-    """The messages for a worker of that origin: with its own state and ids, without any other's."""
+def for_worker(messages: Sequence[Message], origin: str, items: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """The messages for a worker of that origin: with its own state and ids, without any other's. `items`: the types of
+    clients' items that it takes beside marks (core/openai/marks.py); None: it takes no marks."""
     ids: dict[str, str] = {}
-    return [_for_worker(message, origin, ids) for message in messages]
+    made = [_for_worker(message, origin, ids) for message in messages]
+    if not any(marks.FIELD in message for message in made):
+        return made
+    return [marks.without(one) if items is None else marks.for_worker(one, items) for one in made]
 
 
 def without_state(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages without any vendor's state, with the ids that the client knows; for logs."""
     return [
-        _without(message, MESSAGE_FIELDS) | _calls(message, lambda call: _without(call, CALL_FIELDS))
+        _without(message, (*MESSAGE_FIELDS, marks.FIELD)) | _calls(message, lambda call: _without(call, CALL_FIELDS))
         for message in messages
     ]
 
@@ -141,7 +146,7 @@ def _base32(value: bytes) -> str:
 def states_of(replies: Sequence[Message]) -> dict[str, dict[str, Any]]:
     """The state of reply messages, by the id of each call that has some."""
     return {
-        call["id"]: {"message": _only(message, (*MESSAGE_FIELDS, *REASONING)), "call": _only(call, CALL_FIELDS)}
+        call["id"]: {"message": _state_of(message), "call": _only(call, CALL_FIELDS)}
         for message in replies
         for call in message.get("tool_calls") or ()
         if _OURS.fullmatch(str(call.get("id")))
@@ -169,6 +174,11 @@ def _restored(message: Message, states: States) -> dict[str, Any]:
     return {**message, **fields} | _calls(message, lambda call: {**call, **states.get(call["id"], {}).get("call", {})})
 
 
+def _state_of(message: Message) -> dict[str, Any]:
+    """The state in the fields of a message, with the order of its items."""
+    return _only(message, (*MESSAGE_FIELDS, *REASONING, marks.FIELD))
+
+
 def _only(fields: Message, names: Sequence[str]) -> dict[str, Any]:
     return {name: fields[name] for name in names if name in fields}
 
@@ -179,7 +189,7 @@ def _only(fields: Message, names: Sequence[str]) -> dict[str, Any]:
 def sealed(message: Message) -> str | None:
     """The state of a reply message and of its calls as one opaque text; None where no vendor needs anything back."""
     calls = {str(call.get("id")): _only(call, CALL_FIELDS) for call in message.get("tool_calls") or () if _marker(call)}
-    fields = _only(message, (*MESSAGE_FIELDS, *REASONING)) if _marker(message) else {}
+    fields = _state_of(message) if _marker(message) else {}
     if not (fields or calls):
         return None
     text = json.dumps({"message": fields, "calls": calls}, separators=(",", ":")).encode()
@@ -198,7 +208,7 @@ def unsealed(text: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         fields, calls = dict(state["message"]), dict(state["calls"])
     except (ValueError, KeyError, TypeError, RecursionError, zlib.error):
         return nothing
-    fields = _only(fields, (*MESSAGE_FIELDS, *REASONING))
+    fields = _state_of(fields)
     return fields, {name: _only(call, CALL_FIELDS) for name, call in calls.items() if isinstance(call, dict)}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.core.pool.workers import EVERY_POOL, PoolFile, plain_pools
+from gateway.core.pool.revision import plain_pools
+from gateway.core.pool.workers import EVERY_POOL, MODEL_KINDS, PoolFile
 
 
 class KeyNames(Protocol):
@@ -110,3 +111,15 @@ def _pool_lines(diff: Mapping[str, Any]) -> Iterator[str]:
 
 def _text(value: Any) -> str:
     return "none" if value in (None, "", [], {}) else str(value)
+
+
+def with_first_token(pools: PoolFile, first_token_s: float | None) -> PoolFile:
+    """The pool file in which models have this time to the first token, where their entries set none."""
+    if first_token_s is None:
+        return pools
+    of = {"first_token_timeout_s": first_token_s}
+    workers = tuple(
+        one.model_copy(update=of) if one.kind in MODEL_KINDS and one.first_token_timeout_s is None else one
+        for one in pools.workers
+    )
+    return pools.model_copy(update={"workers": workers})

@@ -33,6 +33,13 @@ PROVIDERS = {  # of LiteLLM
     "openrouter": OPENROUTER,
     "hosted_vllm": OPEN_SERVERS,
 }
+_REFERENCES_EVERYWHERE, _REFERENCES_OF_CLAUDE = frozenset(("tools", "formats")), frozenset(("old_tools", "formats"))
+# Whose schemas LiteLLM sends with copies in place of `$ref`, and which of them (core/openai/vendors/schemas.py).
+REFERENCES = {
+    **dict.fromkeys(("gemini", "vertex_ai", "vertex_ai_beta", "bedrock", "oci"), _REFERENCES_EVERYWHERE),
+    **dict.fromkeys(("azure_ai", "databricks", "snowflake", "fireworks_ai"), _REFERENCES_OF_CLAUDE),
+}
+_REFERENCES_IN_FORMATS = re.compile(r"gemini-([2-9]|\d\d)")  # models that take them in the schema of a reply
 CLIENT_RUN = ("bash", "text_editor", "computer", "memory", "tool_search_tool_regex", "tool_search_tool_bm25")
 _DATED = re.compile(r"_20\d{6}$")
 MEDIA_IN_RESULTS = ("anthropic", "bedrock", "vertex_ai", "gemini")  # providers of LiteLLM that take them
@@ -128,6 +135,13 @@ def takes_media_in_results(spec: WorkerSpec) -> bool:
     if spec.api == "responses":
         return True
     return spec.kind == "litellm" and (spec.model or "").partition("/")[0] in MEDIA_IN_RESULTS
+
+
+def follows_references(spec: WorkerSpec) -> frozenset[str]:
+    """In which schemas of a request LiteLLM follows `$ref` for a worker; none of a worker of another kind."""
+    provider, _, model = (spec.model or "").partition("/")
+    follows = REFERENCES.get(provider, frozenset()) if spec.kind == "litellm" else frozenset()
+    return follows - {"formats"} if _REFERENCES_IN_FORMATS.search(model) else follows
 
 
 def vendor_params(spec: WorkerSpec) -> frozenset[str]:

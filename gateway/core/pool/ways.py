@@ -20,6 +20,7 @@ from gateway.core.pool.prices import FrozenModel
 DIRECT = "direct"
 PORTS = {"http": 80, "https": 443}
 HERE = ("localhost", "localhost.localdomain")
+KINDS = ("openai", "tool", "mcp")  # of workers whose connections are Baton's
 PROXY_SCHEMES = ("http", "https")
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -57,6 +58,16 @@ class WayFields(FrozenModel):
     def _key_has_its_certificate(self) -> WayFields:
         if self.client_key and not self.client_cert:
             raise ValueError("`client_key` needs `client_cert`")
+        return self
+
+    @model_validator(mode="after")
+    def _way_is_baton_own(self) -> WayFields:
+        kind, url = str(getattr(self, "kind", "")), str(getattr(self, "url", None) or "")
+        given = [name for name in Detour._fields if getattr(self, name)]
+        ours = getattr(self, "speaks_messages", False) or (kind in KINDS and url.startswith("http"))
+        if given and not ours:
+            follow = "kind litellm follows HTTPS_PROXY and SSL_CERT_FILE" if kind == "litellm" else "it has no URL"
+            raise ValueError(f"{follow}; leave {' and '.join(given)} out")
         return self
 
     @property

@@ -7,9 +7,7 @@ reference to one.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from decimal import Decimal
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, get_args
 
@@ -26,6 +24,7 @@ WorkerKind = Literal["openai", "litellm", "tool", "mcp", "self"]
 Task = Literal["chat", "embeddings", "moderation", "rerank", "images", "speech", "transcription"]
 MODEL_KINDS: tuple[WorkerKind, ...] = ("openai", "litellm")
 TOOL_KINDS: tuple[WorkerKind, ...] = ("tool", "mcp")
+ANTHROPIC_URL = "https://api.anthropic.com"  # of its models whose entries have no `url`
 VOTE_URL, PYTHON_URL = "builtin:vote", "builtin:python"  # of the tools that run in the gateway
 JUDGE_URL = "builtin:judge"  # of the tool that asks the model worker of its `params`
 BUILTINS = (VOTE_URL, PYTHON_URL, JUDGE_URL)
@@ -39,7 +38,7 @@ Capability = Literal[
     "prompt_cache_options", "prompt_cache_retention",
 ]  # fmt: skip
 Turn = Literal["developer", "system", "late_system", "repeated_roles", "name", "empty_content"]
-TURNS: tuple[str, ...] = get_args(Turn)  # what a chat template may refuse: it gets another form of it
+TURNS: tuple[str, ...] = get_args(Turn)  # what a chat template may refuse: it gets another form of them
 URL_PROVIDERS = ("openai", "anthropic", "azure", "openrouter", "groq", "mistral", "xai")  # LiteLLM sends them URLs
 RESPONSES_LACK = (  # what chat completions have and the Responses API has not
     *("n", "stop", "seed", "logit_bias", "frequency_penalty", "presence_penalty", "prediction", "modalities", "audio"),
@@ -81,6 +80,15 @@ class WorkerSpec(WayFields):
     context_tokens: int = Field(default=8192, ge=16, le=10_000_000)
     output_tokens_max: int = Field(default=1024, ge=1, le=1_000_000)
     timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    first_token_timeout_s: float | None = Field(
+        default=None, gt=0, le=3600, description="time to the first token of a reply that comes as a stream"
+    )
+    chunk_gap_s: float | None = Field(
+        default=None, gt=0, le=3600, description="longest silence inside such a reply; unset: BATON_WORKER_IDLE_S"
+    )
+    exact_model: bool = Field(
+        default=False, description="a reply that names another model than `model` is a failure; a dated name is not"
+    )
     concurrency_max: int = Field(default=64, ge=1, le=10_000)
     latency_hint_s: float | None = Field(default=None, ge=0, description="typical seconds, shown to the conductor")
     version: str = Field(default="1", max_length=64, description="change it when the model behind the name changes")
@@ -149,7 +157,25 @@ class WorkerSpec(WayFields):
         provider, _, rest = (self.model or self.name).partition("/")
         family = _FAMILY.search(rest or provider)
         parts = (self.kind, provider if rest else "", self.host, family[0] if family else rest)
-        return hashlib.sha256("\n".join(parts).lower().encode()).hexdigest()[:12]
+        return _digest(*(part.lower() for part in parts))
+
+    @cached_property
+    def place(self) -> str:
+        """Identifies what answers for the worker: another URL, model or key under the same name is another place."""
+        return _digest(self.name, self.kind, self.url or "", self.model or "", self.api_key or "")
+
+    @cached_property
+    def account(self) -> str:
+        """Identifies the account that pays for the worker: its key at its host. Without a key it is the worker's own
+        place."""
+        if self.api_key is None:
+            return self.place
+        return _digest(self.kind, self.host or (self.model or "").partition("/")[0], self.api_key)
+
+    @property
+    def silence_s_max(self) -> float:
+        """The seconds for which the worker may say nothing to a call."""
+        return min(self.first_token_timeout_s or self.timeout_s, self.timeout_s)
 
     @cached_property
     def host(self) -> str:
@@ -160,7 +186,13 @@ class WorkerSpec(WayFields):
     @property
     def speaks_messages(self) -> bool:
         """Whether it is asked by Anthropic's Messages API, in its own words and without LiteLLM."""
-        return self.kind == "litellm" and self.task == "chat" and (self.model or "").startswith("anthropic/")
+        return self.claude != ""
+
+    @property
+    def claude(self) -> str:
+        """The model as Anthropic names it, of a worker that is asked by Anthropic's API; empty for any other."""
+        provider, _, model = (self.model or "").partition("/")
+        return model if self.kind == "litellm" and self.task == "chat" and provider == "anthropic" else ""
 
     @property
     def local_model(self) -> str | None:
@@ -169,7 +201,7 @@ class WorkerSpec(WayFields):
 
     def __copy__(self) -> WorkerSpec:
         copy = super().__copy__()
-        for name in ("identity", "origin", "host"):  # a copy is made in order to change it
+        for name in ("identity", "origin", "host", "place", "account"):  # a copy is made in order to change it
             copy.__dict__.pop(name, None)
         return copy
 
@@ -203,15 +235,6 @@ class WorkerSpec(WayFields):
             raise ValueError(f"task {self.task} is priced by tokens; leave `unit_usd` out")
         if self.kind not in TOOL_KINDS and self.price and not self._is_priced(self.price):
             raise ValueError("`price` of a model needs input_usd_per_mtok and output_usd_per_mtok (0 where it is free)")
-        return self
-
-    @model_validator(mode="after")
-    def _way_is_baton_own(self) -> WorkerSpec:
-        own = self.kind in ("openai", "tool", "mcp") and (self.url or "").startswith("http")
-        if any(self.detour) and not own:
-            follow = "kind litellm follows HTTPS_PROXY and SSL_CERT_FILE" if self.kind == "litellm" else "it has no URL"
-            given = " and ".join(name for name in Detour._fields if getattr(self, name))
-            raise ValueError(f"{follow}; leave {given} out")
         return self
 
     @model_validator(mode="after")
@@ -253,6 +276,10 @@ class WorkerSpec(WayFields):
             names = ", ".join(BUILTINS)
             raise ValueError(f"`url` must start with http:// or https://, or be {names} or local:smollm2")
         return url.rstrip("/")
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 class RightAnswer(FrozenModel):
@@ -350,54 +377,8 @@ def _later_defaults(worker: WorkerSpec) -> set[str]:
         ("hosted", worker.hosted),
         ("command", worker.command),
         ("tools", worker.tools),
+        ("first_token_timeout_s", worker.first_token_timeout_s),
+        ("chunk_gap_s", worker.chunk_gap_s),
+        ("exact_model", worker.exact_model),
     )
     return {name for name, is_set in added if not is_set}
-
-
-def plain_pools(pools: PoolFile) -> dict[str, Any]:
-    """The pool file as JSON data without references to secrets: workers by name, amounts in one notation."""
-    workers = {worker.name: _plain_worker(worker) for worker in pools.workers}
-    return {"workers": workers, "pools": {name: list(names) for name, names in pools.pools.items()}} | {
-        "default": pools.default
-    }
-
-
-def canonical_text(pools: PoolFile) -> str:
-    """The canonical ASCII text of a pool file. Equal pools have equal texts, however their files are written."""
-    return json.dumps(plain_pools(pools), sort_keys=True, separators=(",", ":"))
-
-
-def revision_of(pools: PoolFile) -> str:
-    """SHA-256 of the canonical text, in hex. A rollout names the pool file that it ran on by it."""
-    return hashlib.sha256(canonical_text(pools).encode()).hexdigest()
-
-
-def _plain_amounts(usd: dict[str, Decimal]) -> dict[str, str]:
-    return {name: f"{amount.normalize():f}" for name, amount in usd.items()}
-
-
-def _plain_worker(worker: WorkerSpec) -> dict[str, Any]:
-    price = worker.price or Price()
-    usd = {name: value for name, value in price.model_dump(exclude={"above"}).items() if value is not None}
-    amounts: dict[str, Any] = _plain_amounts(usd)
-    if price.above:
-        tiers = [{"prompt_tokens": tier.prompt_tokens, **_plain_amounts(tier.amounts)} for tier in price.above]
-        amounts["above"] = tiers
-    later = ("fetches", "command", "env", "tools", "hosted", *Detour._fields)
-    left_out = {"api_key", "name", "price"} | {name for name in later if not getattr(worker, name)}  # older files' hash
-    left_out |= {name for name, default in (("api", "chat"), ("answers", True)) if getattr(worker, name) == default}
-    plain = worker.model_dump(mode="json", exclude=left_out) | {"price": amounts}
-    if is_reference(worker.proxy or ""):
-        plain["proxy"] = "(secret)"
-    if worker.env:
-        plain["env"] = {name: "(secret)" if is_reference(value) else value for name, value in worker.env.items()}
-    return plain | ({"tools": _plain_tools(worker.tools)} if worker.tools else {})
-
-
-def _plain_tools(tools: dict[str, ToolSpec]) -> dict[str, Any]:
-    """Tools as JSON data, without what is left out; amounts in one notation."""
-    plain = {name: tool.model_dump(mode="json", exclude_none=True) for name, tool in tools.items()}
-    for name, tool in tools.items():
-        if tool.call_usd is not None:
-            plain[name]["call_usd"] = f"{tool.call_usd.normalize():f}"
-    return plain

@@ -19,7 +19,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from gateway.core.access.audit import Act
 from gateway.core.pool.changes import change_lines, changes, gone_names, lost_names
-from gateway.core.pool.workers import PoolFile, canonical_text, revision_of
+from gateway.core.pool.revision import canonical_text, revision_of
+from gateway.core.pool.workers import PoolFile
 from gateway.errors import BatonError, ConfigError, NotFound
 from gateway.service.admin.keys import ITSELF
 from gateway.service.ports.pools import (

@@ -23,7 +23,7 @@ from gateway.core.openai.responses.conversations import (
     shown_item,
     stored_items,
 )
-from gateway.core.openai.responses.items import ID_CHARS_MAX, Item, parse_items, references
+from gateway.core.openai.responses.items import ID_CHARS_MAX, PASSED, Item, parse_items, references
 from gateway.core.openai.shapes import Reader, check_names, unknown_parameter
 from gateway.errors import BadRequest, ConversationLocked, NotFound, TooLarge, Unavailable
 from gateway.service.batches.files import listed
@@ -226,9 +226,9 @@ class StoredConversations:
         items = read_items(raw, reader, parse_items)
         if reader.dropped and self._strict:
             raise unknown_parameter(reader.dropped[0])
-        if (refused := references(items)) or any(item["type"] == "left_out" for item in items):
+        if (refused := references(items)) or any(item["type"] in PASSED for item in items):
             at = next(iter(refused), None)
-            at = next(n for n, item in enumerate(items) if item["type"] == "left_out") if at is None else at
+            at = next(n for n, item in enumerate(items) if item["type"] in PASSED) if at is None else at
             problem = f"`items[{at}]`: a conversation of Baton's keeps messages, calls of functions and reasoning"
             raise BadRequest(problem, param=f"items[{at}].type", code="unsupported_value")
         scrubbed: list[dict[str, Any]] = self._redactor.scrub(stored_items(items, _hex(self._clock.now_us())))

@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.core.anthropic.effort import budget_of, fit_budget
 from gateway.core.anthropic.native import PARAM
-from gateway.core.anthropic.worker import natives_of, worded
+from gateway.core.anthropic.worker import Words, natives_of, worded
 from gateway.core.loop.caps import Draw
 from gateway.core.money.amounts import (
     AUDIO_BYTES_PER_TOKEN,
@@ -25,7 +25,8 @@ from gateway.core.money.amounts import (
 )
 from gateway.core.money.templates import Templates, shape_of_prompt
 from gateway.core.money.units import units_nano
-from gateway.core.openai.chat import FIELDS, HINTS, Endpoint, choices_in
+from gateway.core.openai.chat import FIELDS, HINTS, Endpoint, HostedTools, choices_in
+from gateway.core.openai.marks import HOSTED, NATIVE
 from gateway.core.openai.options import custom_as_functions
 from gateway.core.openai.parts import caches_an_hour, media_kinds, with_results_as_text
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
@@ -33,16 +34,27 @@ from gateway.core.openai.tasks.fields import Sound
 from gateway.core.openai.tasks.replies import most_units
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.vendor import for_worker
-from gateway.core.openai.vendors.hosts import limits_of, template_of
+from gateway.core.openai.vendors.hosts import KnownVendor, vendor_of
 from gateway.core.openai.vendors.names import told_names, with_told_names
+from gateway.core.openai.vendors.overflow import context_exceeded
 from gateway.core.openai.vendors.roles import for_template
+from gateway.core.openai.vendors.schemas import refers, without_references
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN, TOKENS_PER_TURN, declared_text, request_text
-from gateway.core.pool.models import adapt, hosted_types, model_of, takes_media_in_results, vendor_params
+from gateway.core.pool.models import (
+    adapt,
+    follows_references,
+    hosted_types,
+    model_of,
+    takes_media_in_results,
+    vendor_params,
+)
 from gateway.core.pool.workers import Price, WorkerSpec
-from gateway.errors import CapReached, Unpriced, UpstreamRefused, context_exceeded
+from gateway.errors import CapReached, Unpriced, UpstreamRefused
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import TokenCounter
+from gateway.threads import LARGE_BYTES, beside
 
+DECLARATIONS = ("tools", "functions", "response_format")
 CUTS_OF_CONTEXT = 8  # prompts are cut in such parts, so that the next turns are cut at the same places
 OUTPUT_TOKENS_MIN = 16  # a call that could say less than this is not worth making
 UNCOUNTED_BYTES_MAX = 4096  # counting a longer prompt costs less than the money that its bytes would hold
@@ -76,28 +88,47 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
         return {**loop.params, "max_tokens": min(loop.params.get("max_tokens", TOKENS_DEFAULT), spec.output_tokens_max)}
     given = loop.params if answers else {}
     given = {name: value for name, value in given.items() if name not in HINTS or name not in spec.cannot}
-    given, own = natives_of(spec, given)
-    others = given.keys() - (FIELDS.keys() - {"service_tier"}) - vendor_params(spec)
+    words = Words(spec.claude, spec.kind == "litellm", vendor_params(spec))
+    given, own = natives_of(words, given)
+    others = given.keys() - (FIELDS.keys() - {"service_tier"}) - words.takes
     params, changes = adapt(spec, {name: value for name, value in given.items() if name not in others})
-    types = [tool["type"] for tool in loop.hosted.tools] if answers else []
-    hosted, lacking = loop.hosted.for_worker(hosted_types(spec, types)) if types else ({}, [])
-    messages = for_worker(messages, spec.origin)
+    hosted, lacking = hosted_for(spec, loop.hosted) if answers else ({}, [])
+    messages = for_worker(messages, spec.origin, items_taken(spec))
     messages = messages if takes_media_in_results(spec) else with_results_as_text(messages)
     bounds = [params.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
     wants_newer = bounds[0] or "max_completion_tokens" in spec.params or model_of(spec).completion_tokens
     newer = wants_newer and "max_completion_tokens" not in spec.cannot
     name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
     bound = min(wanted_tokens(loop, run, answers), spec.output_tokens_max)
-    params, worded_messages, reworded = worded(spec, params, own, messages, bound, named=loop.fallback is None)
+    params, worded_messages, reworded = worded(words, params, own, messages, bound, named=loop.fallback is None)
     run.left_out = [*changes, *sorted(others), *lacking, *reworded]
     if not spec.speaks_messages:  # that wire has no templates
-        worded_messages = for_template(worded_messages, template_of(spec))
+        worded_messages = for_template(worded_messages, vendor_for(spec).template(spec.cannot, spec.takes))
     body = {**params, "messages": worded_messages, name: bound}
     body = body if model_of(spec).custom_tools else custom_as_functions(body)
-    run.names = told_names(body, limits_of(spec).name_chars)
+    run.names = told_names(body, vendor_for(spec).limits.name_chars)
     body = with_told_names(body, run.names) if run.names else body
-    tools = [*body.get("tools", ()), *hosted.get("tools", ())]
-    return {**body, **hosted, "tools": tools} if hosted else body
+    if "tools" in hosted:
+        hosted["tools"] = [*body.get("tools", ()), *hosted["tools"]]
+    return {**body, **hosted} if hosted else body
+
+
+def items_taken(spec: WorkerSpec) -> tuple[str, ...] | None:
+    """The types of items of the Responses API, beside messages and calls, that a worker takes; None where it is not
+    asked by that API."""
+    if spec.api != "responses":
+        return None
+    return (*NATIVE, *HOSTED) if spec.hosted else NATIVE
+
+
+def hosted_for(spec: WorkerSpec, hosted: HostedTools) -> tuple[dict[str, Any], list[str]]:
+    """`HostedTools.for_worker`, of this worker."""
+    return hosted.for_worker(hosted_types(spec, [tool["type"] for tool in hosted.tools]), items_taken(spec))
+
+
+def vendor_for(spec: WorkerSpec) -> KnownVendor:
+    """What is known of a worker's vendor."""
+    return vendor_of(spec.kind, spec.host, spec.model or "")
 
 
 def fan_out(body: dict[str, Any], spec: WorkerSpec) -> list[dict[str, Any]]:
@@ -142,7 +173,7 @@ def worst_case(
         draw = task_worst(spec, loop.endpoint, body, size)
         return WorstCase(draw, size.tokens_max)
     price, choices = price_of(spec), choices_in(body)
-    media, hour = carries_media(body), price.has_hours and caches_an_hour({**spec.params, **body})
+    media, hour = carries_media(body), hours_count(spec, body)
     size = without_spare(loop.tree.templates, spec, body, size)
     if loop.endpoint == "embeddings":  # no output
         tokens = size.tokens if size.context_tokens is not None else size.tokens_max // BYTES_PER_TOKEN
@@ -175,6 +206,14 @@ def task_worst(spec: WorkerSpec, endpoint: Endpoint, body: Mapping[str, Any], si
     reply = spec.output_tokens_max * units.get("images", 1)
     nano = worst_case_nano(price, tokens, reply, media=True) + units_nano(price, units)
     return Draw(nano, size.tokens)
+
+
+def hours_count(spec: WorkerSpec, body: Mapping[str, Any]) -> bool:
+    """Whether the price of a cache for an hour may be asked: a part of the body is to be cached so, or the worker does
+    it by itself, since it has that price and is sent no marks."""
+    price = price_of(spec)
+    unasked = spec.kind != "litellm" and price.cache_write_1h_usd_per_mtok is not None
+    return unasked or (price.has_hours and caches_an_hour({**spec.params, **body}))
 
 
 def lowered_output(loop: Loop, run: StepRun, body: Mapping[str, Any], by: str | None) -> dict[str, Any] | None:
@@ -224,6 +263,7 @@ class PromptSize:
 def size_in_bytes(spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:
     """The size of a body's prompt where a token counts as a byte."""
     bound = input_tokens_bound(body.get("messages", ()), texts_beside(body) + texts_beside(spec.params))
+    bound += declaration_tokens(body) or declaration_tokens(spec.params)
     return PromptSize(bound, bound)
 
 
@@ -231,6 +271,20 @@ def texts_beside(params: Mapping[str, Any]) -> str:
     """What a prompt may have of a request beside its messages: no template writes numbers."""
     told = {name: value for name, value in params.items() if name != "messages" and not isinstance(value, int | float)}
     return str(told) if told else ""
+
+
+def declaration_tokens(body: Mapping[str, Any]) -> int:
+    """The most tokens of what a vendor tells its model, and LiteLLM the vendor, about tools and the reply's form."""
+    return TOKENS_PER_DECLARATION if any(body.get(name) for name in DECLARATIONS) else 0
+
+
+async def sendable(spec: WorkerSpec, body: dict[str, Any]) -> dict[str, Any]:
+    """The body as it will leave, so that what is measured is what is sent. Raises BadRequest where LiteLLM's form of a
+    schema is too large."""
+    follows = follows_references(spec)
+    if not follows or not refers(follows, body):
+        return body
+    return await beside(LARGE_BYTES, without_references, follows, body, spec.name)
 
 
 async def counted_size(tokens: TokenCounter, spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:
@@ -243,7 +297,7 @@ async def counted_size(tokens: TokenCounter, spec: WorkerSpec, body: Mapping[str
     if count is None or again is None:
         return in_bytes
     template = len(sent.get("messages") or ()) * (TOKENS_PER_MESSAGE - TOKENS_PER_TURN)
-    template += TOKENS_PER_DECLARATION if declared.texts else 0
+    template += declaration_tokens(sent)
     most = min(in_bytes.tokens_max, count.tokens_max + again.tokens_max + text.tokens + template)
     return PromptSize(most, min(most, count.tokens + text.tokens), count.tokens + text.tokens - text.media_tokens)
 

@@ -11,18 +11,14 @@ fails everything sees 1.2 times its load and not 3 (Google SRE book, ch. 21, "Ha
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar, cast
 
-from tenacity import AsyncRetrying, RetryCallState, wait_exponential, wait_random
-
 from gateway.core.log.rollout import AttemptRecord
 from gateway.core.log.spans import call_traceparent
-from gateway.core.loop.retries import RetryBudget
 from gateway.core.money.amounts import Usage
 from gateway.core.money.details import sum_details
 from gateway.core.money.templates import shape_of_prompt
@@ -33,101 +29,28 @@ from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.vendors.empty import EmptyReply, check_stream, check_whole, speaks
 from gateway.core.openai.vendors.mend import Mender, missing_ends
 from gateway.core.openai.vendors.usage import read_usage
-from gateway.core.pool.identity import identity_in
-from gateway.core.pool.tools import Tool
-from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
-from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol
+from gateway.core.pool.identity import identity_in, is_other_model
+from gateway.core.pool.workers import MODEL_KINDS
+from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol, UpstreamTimeout
 from gateway.service.loop.bodies import PromptSize, size_in_bytes, worst_case
+from gateway.service.loop.health.breakers import Flight
+from gateway.service.loop.health.retries import RetryBudget as RetryBudget
+from gateway.service.loop.health.shared import NO_TOKENIZER as NO_TOKENIZER
+from gateway.service.loop.health.shared import Calls as Calls
 from gateway.service.loop.state import Loop, StepRun
-from gateway.service.money.charges import PACE, Paces, charge, counted_usage, ended_usage, rough_usage, silent_usage
+from gateway.service.money.charges import PACE, charge, counted_usage, ended_usage, rough_usage, silent_usage
 from gateway.service.ports.request import (
-    Clock,
-    TokenCount,
-    TokenCounter,
-    Toolboxes,
     WorkerCall,
     WorkerReply,
-    Workers,
 )
 
-ATTEMPTS_MAX, ATTEMPT_S_MIN = 3, 0.05
 T = TypeVar("T")
 Saw = Sequence[tuple[str, str, str]]  # (handle, task, reply text) of each step that the call may see
 PassOn = Callable[[Mapping[str, Any]], Awaitable[None]]  # takes each chunk of a stream that has choices
 Chunks = AsyncGenerator[Mapping[str, Any], None]
 
 
-class NoTokenizer:
-    """`TokenCounter` where no worker has a tokenizer."""
-
-    async def count(self, worker: WorkerSpec, texts: Sequence[str], at_most: int) -> int | None:
-        return None
-
-    async def measure(self, worker: WorkerSpec, texts: Sequence[str]) -> TokenCount | None:
-        return None
-
-
-class NoToolboxes:
-    """`Toolboxes` of workers among which none is of kind mcp."""
-
-    def tools(self, worker: WorkerSpec, revision: str) -> tuple[Tool, ...]:
-        return ()
-
-
-NO_TOKENIZER, NO_TOOLBOXES = NoTokenizer(), NoToolboxes()
 NO_CHARGE = Usage()  # of a call that cost nothing; a tool's reply without tokens still costs its price a call
-
-
-class Calls:
-    """What all worker calls of a gateway share: the workers, the retry policy, the clock and the tokenizers."""
-
-    def __init__(
-        self,
-        workers: Workers,
-        budget: RetryBudget,
-        clock: Clock,
-        tokens: TokenCounter = NO_TOKENIZER,
-        toolboxes: Toolboxes = NO_TOOLBOXES,
-        *,
-        attempts_max: int = ATTEMPTS_MAX,
-        wait_initial_s: float = 0.1,
-        wait_s_max: float = 5.0,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self.workers = workers
-        self.clock = clock
-        self.tokens = tokens
-        self.toolboxes = toolboxes
-        self.paces = Paces()
-        self._budget = budget
-        self.attempts_max = attempts_max
-        self._backoff = wait_exponential(multiplier=wait_initial_s, max=wait_s_max) + wait_random(0, wait_initial_s)
-        self._sleep = sleep
-
-    def begin(self) -> None:
-        """Count a call."""
-        self._budget.deposit()
-
-    async def try_again(self, number: int, error: Exception, deadline_s: float) -> bool:
-        """Wait before the next attempt after the `number`th, which failed so, and pay for it; False where there is
-        none. `deadline_s` is on the clock's monotonic scale."""
-        if not (isinstance(error, UpstreamError) and error.retryable) or number >= self.attempts_max:
-            return False
-        wait_s = max(self._backoff(_after(number)), error.retry_after_s or 0.0)
-        if deadline_s - self.clock.monotonic_s() < wait_s + ATTEMPT_S_MIN or not self._budget.withdraw():
-            return False
-        await self._sleep(wait_s)
-        return True
-
-
-def _after(number: int) -> RetryCallState:
-    """The state that tenacity's waits read. Its loop would cost more than most calls need, which are not retried."""
-    state = RetryCallState(retry_object=_NO_RETRIES, fn=None, args=(), kwargs={})
-    state.attempt_number = number
-    return state
-
-
-_NO_RETRIES = AsyncRetrying()
 
 
 class StepCall:
@@ -157,6 +80,7 @@ class StepCall:
         worst = size.worst or worst_case(loop, run.spec, body, share, size, held=held)
         self._bound, self._worst, self.lowered_by = worst, worst.draw, worst.lowered_by
         self._open, self._started_us = False, 0  # open: the worst case is drawn and not settled
+        self._flight: Flight
         self._named: dict[str, str] = {}  # who the reply says that it is of
         self._latest: AttemptRecord | None = None
         self.collected = ReplyBuilder()
@@ -175,20 +99,25 @@ class StepCall:
         """The reply in one piece. Raises what the last attempt raised, CapReached, SpoolFull or DeadlineExceeded."""
         reply = await self._attempted(self._whole)
         self._named = identity_in(reply.body, self._run.spec.model)
-        self._record()
+        self._record(other := self._other_model())
         await self._settle_counted(reply.usage, reply.body, reply.cost_nano)
+        if other is not None:
+            raise other
         return reply.body if self._mender is None else self._mender.body(reply.body)
 
     async def stream(self, pass_on: PassOn) -> Mapping[str, Any]:
         """The reply as it comes: each chunk is passed on before the next is read, and nothing is tried again after the
         first. Raises as `complete`."""
         first, chunks = await self._attempted(self._first_chunks)
+        self._calls.rests.heard(self._flight)
         self._named = identity_in(first[0], self._run.spec.model)
         usage: Usage | None = None
         is_done = False
         try:
             async with aclosing(chunks):
                 try:
+                    if (other := self._other_model()) is not None:
+                        raise other
                     while (chunk := first.pop(0) if first else await anext(chunks, None)) is not None:
                         if not isinstance(chunk, TextChunk):
                             usage, is_done = read_usage(chunk) or usage, "done" in chunk
@@ -238,21 +167,48 @@ class StepCall:
                 raise
             except Exception as error:  # boundary: only looked at; what is not tried again goes on
                 failure = error
-                if not await self._calls.try_again(number, error, self._loop.tree.deadline_s):
+                moves_on = self._calls.rests.holds(self._run.spec) and self._has_others()
+                if moves_on or not await self._calls.try_again(number, error, self._loop.tree.deadline_s):
                     raise
         raise AssertionError("the attempts end")
 
     async def _attempt(self, number: int, leave: Callable[[WorkerCall], Awaitable[T]]) -> T:
         call = self._worker_call()
         await self._loop.tree.meter.secure(self._worst.nano)
-        self._draw(number)
-        await self._announce()
+        self._flight = self._calls.rests.leave(self._run.spec, self._has_others)
+        try:
+            self._draw(number)
+            await self._announce()
+        except BaseException as error:  # boundary: whatever it was, the call has not left
+            self._calls.rests.ended(self._flight, error)
+            raise
         try:
             return await leave(call)
         except BaseException as error:  # boundary: a call that left is logged and settled, whatever failed it
+            if call.so_far.started:
+                self._calls.rests.heard(self._flight)
             self._record_failure(error)
             await self._settle_begun(call.so_far, error)
             raise
+
+    def _has_others(self) -> bool:
+        """Whether something else can be done than to ask this worker: a planned request has other models that have not
+        failed in it and do not rest; a tool, its plan can do without."""
+        loop, run = self._loop, self._run
+        if loop.fallback is None or run.spec.kind not in MODEL_KINDS:
+            return loop.fallback is not None
+        failed = loop.failed | {run.spec.handle}
+        others = (spec for spec in loop.workers if spec.kind in MODEL_KINDS and spec.handle not in failed)
+        return any(not self._calls.rests.holds(spec) for spec in others)
+
+    def _other_model(self) -> UpstreamProtocol | None:
+        """The failure of a worker that must answer as the model that it is asked for, and did not."""
+        spec, named = self._run.spec, self._named.get("model", "")
+        if not spec.exact_model or not is_other_model(named, spec.model or ""):
+            return None
+        return UpstreamProtocol(
+            f"worker {spec.name} was asked for {spec.model} and answers as {named}", retryable=False
+        )
 
     def _draw(self, number: int) -> None:
         """Take the worst case out of the request's meter. Raises CapReached."""
@@ -306,10 +262,13 @@ class StepCall:
         record.named = self._named or None
         if error is not None:
             record.error = error.code if isinstance(error, BatonError) else "cancelled"
+        if isinstance(error, UpstreamTimeout) and error.hasty:
+            record.error = DeadlineExceeded.code  # of the request, which says nothing about the worker
         if isinstance(error, UpstreamError):
             record.upstream_status, record.dispatched = error.upstream_status, error.dispatched
         self._run.record.attempts.append(record)
         self._latest = record
+        self._calls.rests.ended(self._flight, error)
         return record
 
     async def _settle_begun(self, so_far: ReplyBuilder, error: BaseException) -> None:

@@ -31,7 +31,8 @@ from gateway.errors import (
 from gateway.service.loop.calls import Calls, step_id
 from gateway.service.loop.checks import check_limits
 from gateway.service.loop.graph import FATAL, RoundGraph
-from gateway.service.loop.routers import FixedPlanner, RulePlanner
+from gateway.service.loop.health.breakers import sooner
+from gateway.service.loop.routers import CheckedRouter, FixedPlanner, RulePlanner
 from gateway.service.loop.shown import replies_of, shown_request, shown_worker
 from gateway.service.loop.state import Loop, Planner, Situation, StepRun, child_record
 from gateway.service.loop.steps import StepRunner, replay
@@ -48,8 +49,7 @@ class Rounds:
         self, calls: Calls, errors: Mapping[str, CheckerErrors] = NO_ERRORS, summaries: SummaryRules = NO_SUMMARIES
     ) -> None:
         """`errors`: how often checkers err, by worker name, as it is known now."""
-        self._errors = errors
-        self._clock, self._boxes = calls.clock, calls.toolboxes
+        self._errors, self._clock, self._boxes, self.rests = errors, calls.clock, calls.toolboxes, calls.rests
         self.tokens = calls.tokens  # counts the prompt of a request before it is admitted
         self.summaries = summaries  # who makes them for a request is chosen when it is admitted
         self._steps = StepRunner(calls, self._child, summaries)
@@ -180,12 +180,11 @@ class Rounds:
 
     async def _answer(self, loop: Loop, last: StepRun, number: int, final: bool) -> Mapping[str, Any]:
         """Return the last step's body. Where the step failed, another worker answers, or an earlier answer is shipped.
-        Raises the step's error where neither is possible; where a worker failed and then a cap left no other one to be
-        asked, the worker's."""
+        Raises the step's error where neither is possible, a worker's rather than a cap's."""
         fault: UpstreamError | None = None
         while last.body is None or last.error is not None:
             error = last.error or ConductorError("unparseable", "the last step ended without a reply")
-            fault = error if isinstance(error, UpstreamError) else fault
+            fault = sooner(fault, error)
             if isinstance(error, ContractMissed):
                 return await self.best_so_far(loop, error, "contract")
             if (
@@ -194,9 +193,9 @@ class Rounds:
                 or not isinstance(error, UpstreamError)
                 or not (_has_other_workers(loop) or _calls_up(loop))
             ):
-                if isinstance(error, CapReached):
-                    return await self.best_so_far(loop, fault or error, error.cap)
-                return await self.best_so_far(loop, error, "worker")
+                why = error.cap if isinstance(error, CapReached) else "worker"
+                told = fault if isinstance(error, CapReached | UpstreamError) else None
+                return await self.best_so_far(loop, told or error, why)
             loop.record.fallback = f"worker_{error.kind}"
             last = await self._fall_back(loop, loop.fallback, number, final)
         if final and not last.streams:
@@ -223,7 +222,9 @@ class Rounds:
     def situation(self, loop: Loop, number: int, planner: Planner) -> Situation:
         """The situation from which a policy plans round `number`. One that reads no prompt is shown nothing."""
         loops, boxes = loop.depth < loop.caps.depth, boxes_of(self._boxes, loop)
-        offered = tuple(spec for spec in loop.workers if (spec.kind != "self" or loops) and boxes.get(spec.name) != ())
+        named, avoid = isinstance(planner, FixedPlanner | CheckedRouter), loop.failed
+        workers = loop.workers if named else self.rests.without(loop.workers, avoid)
+        offered = tuple(spec for spec in workers if (spec.kind != "self" or loops) and boxes.get(spec.name) != ())
         past, errors, unseen = loop.experience, self._errors, isinstance(planner, FixedPlanner | RulePlanner)
         allowed = PlanLimits(
             handles=tuple(spec.handle for spec in offered),
@@ -247,7 +248,7 @@ class Rounds:
             timeout_s=max(0.001, loop.tree.deadline_s - self._clock.monotonic_s()),
             explore=loop.explore,
             stakes=loop.stakes,
-            avoid=frozenset(run.step.worker for run in loop.runs if run.error is not None),
+            avoid=avoid,
             task_type=loop.record.task_type,
             before_spending=lambda nano: loop.announce(self._clock.now_us(), f"plan.{number}", "conductor", nano),
             final=number == loop.rounds,
@@ -323,11 +324,10 @@ def _stands(loop: Loop, body: Mapping[str, Any]) -> bool:
 
 def _has_other_workers(loop: Loop) -> bool:
     """Whether the pool has a model worker that has not failed in this loop."""
-    failed = {run.step.worker for run in loop.runs if run.error is not None}
-    return any(spec.handle not in failed and spec.kind in MODEL_KINDS for spec in loop.workers)
+    return any(spec.handle not in loop.failed and spec.kind in MODEL_KINDS for spec in loop.workers)
 
 
 def _calls_up(loop: Loop) -> bool:
-    """Add the workers in quarantine, where there are any: every other one has failed."""
+    """Add the workers in reserve, where there are any: every other one has failed."""
     loop.workers, loop.reserve, added = (*loop.workers, *loop.reserve), (), bool(loop.reserve)
     return added

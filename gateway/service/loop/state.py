@@ -275,7 +275,7 @@ class Loop:
     hosted: HostedTools = NOTHING_HOSTED  # for the step that answers
     pool_workers: tuple[WorkerSpec, ...] = ()  # all of the pool, where `workers` are some
     drawn: Mapping[str, float] = field(default_factory=dict)  # of those, the ones at random: the probability
-    reserve: tuple[WorkerSpec, ...] = ()  # in quarantine: asked only where every other worker failed
+    reserve: tuple[WorkerSpec, ...] = ()  # in quarantine or at rest: asked only where every other worker failed
     runs: list[StepRun] = field(default_factory=list)  # over all rounds, by index
     path: str = ""  # of a child loop: the ids of the steps above it, each with a slash
 
@@ -283,6 +283,11 @@ class Loop:
     def depth(self) -> int:
         """The number of loops above this one."""
         return self.record.depth
+
+    @property
+    def failed(self) -> frozenset[str]:
+        """The handles of workers that failed in this loop."""
+        return frozenset(run.step.worker for run in self.runs if run.error is not None)
 
     async def announce(
         self, now_us: int, step_id: str, worker: str, bound_nano: int, attempt: int = 1, *, calls: int = 0

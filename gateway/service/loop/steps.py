@@ -32,6 +32,7 @@ from gateway.service.loop.bodies import (
     lowered_output,
     missing_choices,
     prompt_size,
+    sendable,
     single_bodies,
     step_body,
     tokens_over,
@@ -207,7 +208,7 @@ class StepRunner:
         """The calls of several bodies, each with an equal share of what is left. Lowers the output that they ask for
         where too little is left, and notes it."""
         calls: list[StepCall] = []
-        share, spec = len(bodies), run.spec
+        share, spec, bodies = len(bodies), run.spec, [await sendable(run.spec, body) for body in bodies]
         for held in (False, True):  # the second time with what is held, if the hold did not grow as far as they ask
             sizes = [await prompt_size(self._shared.tokens, loop, spec, body, share, held=held) for body in bodies]
             calls = [
@@ -217,8 +218,7 @@ class StepRunner:
             if await loop.tree.meter.secure(sum(call.worst_nano for call in calls)):
                 break
         if run.spec.kind in MODEL_KINDS:
-            lowered = lowered_output(loop, run, bodies[0], calls[0].lowered_by)
-            run.record.lowered = lowered or run.record.lowered
+            run.record.lowered = lowered_output(loop, run, bodies[0], calls[0].lowered_by) or run.record.lowered
         return calls
 
     async def _calls(

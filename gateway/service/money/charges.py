@@ -1,27 +1,26 @@
 """What an attempt is charged: by the worker's report, by a count, or by an estimate of what a silent worker did.
 
-A report is believed up to OVERRUN_MAX times the bounds of prompt and reply, or a reply as long as any of the worker's,
-and cut to that beyond it. An attempt of which no byte came back is charged its prompt and what the worker usually says,
-or says in the time that it had, if that is more; never more than its draw.
+A report is believed as far as `core/openai/vendors/usage.py` bounds it, and within SENSIBLE_TIMES the context and
+what was asked for. An attempt of which no byte came back is charged its prompt and what the worker usually says, or
+says in the time that it had, if that is more; never more than its draw.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.openai.chat import choices_in
-from gateway.core.openai.vendors.usage import billed_usage, reply_text, request_text, text_bytes
+from gateway.core.openai.vendors.usage import SENSIBLE_TIMES, billed_usage, reply_text, request_text, text_bytes
 from gateway.core.pool.workers import WorkerSpec
 from gateway.service.loop.bodies import WorstCase, output_bound, price_of
 from gateway.service.ports.request import TokenCounter
 
 log = logging.getLogger("gateway")
 BOUND, CLIPPED, PACE = "bound", "clipped", "pace"  # in an attempt's `counted_by`
-OVERRUN_MAX = 4  # some vendors bill thinking beside max_tokens
 USUAL_TOKENS, USUAL_S = 300.0, 2.0  # of the reply of a worker that has not replied yet
 NEWEST = 0.1  # the weight of the newest reply
 WORKERS_MAX = 4096
@@ -104,22 +103,30 @@ def charge(
         return bill_nano, usage, None
     if spec.bills and usage.bill_nano is not None:
         return min(usage.bill_nano, drawn), usage, None
-    nano = cost_nano(price_of(spec), usage)
-    if nano <= drawn:
-        return nano, usage, None
-    prompt, reply = _most_tokens(spec, body, worst)
+    if (nano := cost_nano(price_of(spec), usage)) <= drawn:
+        return nano, usage, CLIPPED if usage.clipped else None
+    believed = _believed(spec, body, worst, usage)
+    if believed.clipped:
+        told = (
+            spec.name,
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            believed.prompt_tokens,
+            believed.completion_tokens,
+        )
+        log.warning("worker %s reported %d + %d tokens, far more than it can have used; %d + %d are charged", *told)
+    return cost_nano(price_of(spec), believed), believed, CLIPPED if believed.clipped else None
+
+
+def _believed(spec: WorkerSpec, body: Mapping[str, Any], worst: WorstCase, usage: Usage) -> Usage:
+    """A report of more than was drawn, within the worker's context and a few times what was asked for; of a reply that
+    a budget made shorter, within the draw."""
+    prompt, reply = worst.prompt_tokens_max, output_bound(body)
+    if worst.lowered_by != "cost":
+        prompt = SENSIBLE_TIMES * max(prompt, spec.context_tokens)
+        reply = max(SENSIBLE_TIMES * reply, spec.output_tokens_max * choices_in(body))
     if usage.prompt_tokens <= prompt and usage.completion_tokens <= reply:
-        return nano, usage, None
-    cut = Usage(min(usage.prompt_tokens, prompt), min(usage.completion_tokens, reply), estimated=True)
-    told = spec.name, usage.prompt_tokens, usage.completion_tokens, cut.prompt_tokens, cut.completion_tokens
-    log.warning("worker %s reported %d + %d tokens, far more than it can have used; %d + %d are charged", *told)
-    return cost_nano(price_of(spec), cut), cut, CLIPPED
-
-
-def _most_tokens(spec: WorkerSpec, body: Mapping[str, Any], worst: WorstCase) -> tuple[int, int]:
-    """The tokens of prompt and reply up to which a report above the draw is believed: of a reply that a budget made
-    shorter, as many as were asked for."""
-    prompt, asked = worst.prompt_tokens_max, output_bound(body)
-    if worst.lowered_by == "cost":
-        return prompt, asked
-    return OVERRUN_MAX * prompt, max(OVERRUN_MAX * asked, spec.output_tokens_max * choices_in(body))
+        return usage
+    sent = usage.prompt_tokens if usage.prompt_tokens <= prompt else rough_usage(body, {}).prompt_tokens
+    said = min(usage.completion_tokens, reply)
+    return replace(usage, prompt_tokens=sent, completion_tokens=said, estimated=True, clipped=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.core.policies.manifest import manifest_of
-from gateway.core.policies.versions import Version
+from gateway.core.policies.versions import State, Version, check_move
 from gateway.core.policies.watch import Figures
 from gateway.errors import BadRequest
 from gateway.service.policies.attendance import Attendance
@@ -68,18 +68,21 @@ class PolicyAdmin:
 
     async def shadow(self, version: str, by: str, why: str) -> dict[str, Any]:
         """Make a candidate the shadow, which plans beside the live version. Every engine loads it first."""
+        await self._check(version, "shadow")
         await self._admit(version)
         return await self._done(await self._registry.move(version, "shadow", by=by, why=why))
 
     async def canary(self, version: str, percent: int, by: str, why: str) -> dict[str, Any]:
         """Give a version `percent` of the requests. Every engine of every gateway loads it first."""
         self._versions.check_share(percent)
+        await self._check(version, "canary")
         await self._admit(version)
         await self._attendance.everywhere(version)
         return await self._done(await self._registry.canary(version, percent, by=by, why=why))
 
     async def promote(self, version: str, by: str, why: str) -> dict[str, Any]:
         """Make the canary live once every gateway holds it. The previous live version stays loaded for a rollback."""
+        await self._check(version, "live")
         await self._admit(version)
         await self._attendance.everywhere(version)
         return await self._done(await self._registry.move(version, "live", by=by, why=why))
@@ -91,6 +94,10 @@ class PolicyAdmin:
     async def rollback(self, name: str, by: str, why: str) -> dict[str, Any]:
         """Retire the canary; without one, retire the live version and make the one before it live again."""
         return await self._done(await self._registry.rollback(name, by=by, why=why))
+
+    async def _check(self, version: str, to: State) -> None:
+        """Raises Conflict(illegal_move) before anybody loads or waits for a version that may not become that."""
+        check_move(await self._registry.get(version), to, await self._registry.list(self._versions.name))
 
     async def _admit(self, version: str) -> None:
         if not self._versions.holds(version):

@@ -23,8 +23,8 @@ from gateway.service.ports.request import Clock
 log = logging.getLogger("baton.versions")
 WHO = "gateway"
 # faults of this host or of its engine, not of the version, so the registry does not change
-LOCAL_REASONS = ("missing", "propensity", "tokenizer")
-MISSING_S = 10.0  # after which weights that were on no shelf are looked for again
+LOCAL_REASONS = ("missing", "full", "propensity", "tokenizer")
+MISSING_S = 10.0  # after which weights that were on no shelf, or had no room, are tried again
 LOADING = "is loading it"
 
 
@@ -128,7 +128,28 @@ class PolicyVersions:
         if self._limits.exclusive:
             return  # here loading is the swap itself, and happens when the registry changes
         self._refused.pop(version.id, None)
-        await self._engine.load(version.id, await self._registry.place(version))
+        await self._load_here(version)
+
+    async def _load_here(self, version: Version) -> None:
+        """Load a version into every engine. One that is full unloads the version that nothing has wanted for longest,
+        and is asked again. Raises VersionRefused, EngineDown."""
+        place = await self._registry.place(version)
+        try:
+            await self._engine.load(version.id, place)
+        except VersionRefused as refusal:
+            if refusal.reason != "full" or (oldest := await self._least_wanted()) is None:
+                raise
+            log.info("%s makes room for %s", oldest, version.id)
+            await self._engine.unload(oldest)
+            self._unwanted_s.pop(oldest, None)
+            await self._engine.load(version.id, place)
+
+    async def _least_wanted(self) -> str | None:
+        """The loaded version that nobody serves for longest; None where each one is served or being loaded."""
+        served = {version.id for version in self._wanted()} | self._loading.keys()
+        idle = {name for name in await self._engine.loaded() if name.startswith(f"{self.name}@")} - served
+        now_s = self._clock.monotonic_s()
+        return min(sorted(idle), key=lambda name: self._unwanted_s.get(name, now_s), default=None)
 
     def check_share(self, percent: int) -> None:
         """Raises Conflict(one_version) if the engine cannot serve two versions at once."""
@@ -242,7 +263,7 @@ class PolicyVersions:
             if choice is None:
                 problem = f"{version.id} was trained on a prompt that this gateway does not render"
                 raise VersionRefused("prompt", problem)
-            await self._engine.load(version.id, await self._registry.place(version))
+            await self._load_here(version)
             self._refused.pop(version.id, None)
             self._placed.add(version.id)
             if version.id in {one.id for one in self._wanted()}:
@@ -256,7 +277,7 @@ class PolicyVersions:
 
     async def _refuse(self, version: Version, refusal: VersionRefused) -> None:
         """Record a refusal, and take the version out of service. Weights that are missing here are looked for again."""
-        if refusal.reason == "missing":
+        if refusal.reason in ("missing", "full"):
             self._again_s[version.id] = self._clock.monotonic_s() + MISSING_S
         if self._refused.get(version.id) == refusal.message:
             return

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Literal, Protocol
 
 from gateway.core.access.audit import Act
+from gateway.core.pool.breaker import Health
 from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import UpstreamRefused
@@ -136,6 +137,55 @@ class NoServers:
 
 
 NO_SERVERS = NoServers()
+
+
+class NoToolboxes:
+    """`Toolboxes` of workers among which none is of kind mcp."""
+
+    def tools(self, worker: WorkerSpec, revision: str) -> tuple[Tool, ...]:
+        """No tools."""
+        return ()
+
+
+NO_TOOLBOXES = NoToolboxes()
+
+
+class RestStore(Protocol):
+    """The breakers that processes and gateways share, by the id of a worker's place or account."""
+
+    async def exchange(self, changed: Mapping[str, Health]) -> Mapping[str, Health]:
+        """Store those of `changed` that are newer than what is stored, and return all that are stored. Raises
+        Unavailable."""
+        ...
+
+
+class RestMetrics(Protocol):
+    """Shows which workers rest."""
+
+    def rested(self, worker: str, reason: str) -> None:
+        """Count a rest that begins."""
+        ...
+
+    def resting(self, reasons: Mapping[str, str]) -> None:
+        """Set for each worker of the pool why it rests; empty: it does not. Forget others."""
+        ...
+
+
+class NoRestStore:
+    """`RestStore` of a process that shares nothing, and `RestMetrics` that nobody reads."""
+
+    async def exchange(self, changed: Mapping[str, Health]) -> Mapping[str, Health]:
+        """Nothing."""
+        return {}
+
+    def rested(self, worker: str, reason: str) -> None:
+        """Count nothing."""
+
+    def resting(self, reasons: Mapping[str, str]) -> None:
+        """Show nothing."""
+
+
+NO_STORE = NoRestStore()
 
 
 class PoolRevisions(Protocol):

@@ -101,6 +101,7 @@ class RequestContext:
     entry: RateEntry | None = None  # how its key's limits counted it before its body was read; None: they have not yet
     scopes: tuple[Scope, ...] = ()  # budgets beside those of key, organisation and end user
     kept: Kept | None = None  # of a request that another gateway may go on with
+    body_bytes: int = 0  # of its body, as it came; 0: not known
 
 
 def no_version(request_id: str) -> Pick | None:
@@ -135,6 +136,7 @@ class Admission:
         kept, now_us = context.kept, self._clock.now_us()
         rollout_id = uuid7(now_us // 1000) if kept is None else kept.rollout_id
         principal, chat = context.principal, context.chat
+        held = [spec.name for spec in choice.reserve if spec.name not in choice.resting]
         return RolloutRecord(
             id=rollout_id,
             key_id=principal.public_id,
@@ -149,7 +151,8 @@ class Admission:
             caps=caps.as_json()
             | ({} if context.quality is None else {"quality": context.quality})
             | ({} if session is None else {"session": session.id})
-            | ({"quarantined": [spec.name for spec in choice.reserve]} if choice.reserve else {})
+            | ({"quarantined": held} if held else {})
+            | ({"resting": dict(choice.resting)} if choice.resting else {})
             | ({HEADER: traceparent_of(rollout_id, context.traceparent)} if self._policies.traced else {}),
             request={"model": chat.model, **_messages(chat), **logged_params(chat.params)}
             | dict(context.response or {}),

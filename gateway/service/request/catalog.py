@@ -12,6 +12,7 @@ from gateway.core.log.rollout import RolloutRecord
 from gateway.core.openai.chat import Endpoint
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.models import is_checker, vendor_params
+from gateway.core.pool.revision import revision_of
 from gateway.core.pool.workers import (
     EVERY_POOL,
     MODEL_KINDS,
@@ -21,7 +22,6 @@ from gateway.core.pool.workers import (
     Task,
     WorkerSpec,
     pool_hash,
-    revision_of,
 )
 from gateway.errors import BadRequest, Forbidden, NotFound
 from gateway.service.loop.routers import AutoPlanner, CheckedRouter, FixedPlanner
@@ -74,7 +74,8 @@ class Choice:
     pool_workers: tuple[WorkerSpec, ...] = ()  # of the whole pool, where `workers` are candidates or one
     pool_hash: str = ""  # of `pool_workers`; empty: of `workers`
     drawn: Mapping[str, float] = field(default_factory=dict)  # of the candidates, those at random: the probability
-    reserve: tuple[WorkerSpec, ...] = ()  # in quarantine: asked only where every other worker failed
+    reserve: tuple[WorkerSpec, ...] = ()  # in quarantine or at rest: asked only where every other worker failed
+    resting: Mapping[str, str] = field(default_factory=dict)  # of those: why they rest, by name
     worth: Mapping[str, float] | None = None  # of a right answer, as the pool file says: usd, seconds
     standing: str = ""  # how far the next rung is, for a header
     summarizers: tuple[WorkerSpec, ...] = ()  # who may sum up what a prompt has no room for, the cheapest first

@@ -16,7 +16,7 @@ from typing import Any
 from gateway.core.access.keys import Principal
 from gateway.core.log.events import Event
 from gateway.core.log.redact import Redactor, apply_mode
-from gateway.core.log.rollout import as_payload, close_record
+from gateway.core.log.rollout import RolloutRecord, as_payload, close_record
 from gateway.core.loop.experience.likeness import question_text
 from gateway.core.money.amounts import Usage, input_tokens_bound
 from gateway.core.money.details import sum_details
@@ -26,11 +26,10 @@ from gateway.core.openai.parts import with_media
 from gateway.core.openai.tasks.replies import reply_of, to_log
 from gateway.core.policies import grading
 from gateway.core.policies.versions import Pick
-from gateway.core.pool.models import hosted_types
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admin.sessions import Sessions
-from gateway.service.loop.bodies import texts_beside
+from gateway.service.loop.bodies import hosted_for, texts_beside
 from gateway.service.loop.experience.candidates import Shortlist
 from gateway.service.loop.experience.failures import note_failures
 from gateway.service.loop.experience.lookup import ExperienceLookup
@@ -58,9 +57,10 @@ from gateway.service.request.fitting import (
     summarizers_of,
     with_able_workers,
 )
-from gateway.service.request.running import Entering, Rates, Reservation, Running, overhead_ms
+from gateway.service.request.running import Entering, Rates, Running, overhead_ms
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
+from gateway.threads import beside
 
 
 def none_held(workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
@@ -129,8 +129,9 @@ class Completer:
         asked = self._catalog.resolve(principal, chat.model, context.pool, chat.endpoint)
         choice = with_able_workers(asked, chat)
         if chat.left_out:
-            hosted = {kind for spec in choice.workers for kind in hosted_types(spec, chat.left_out)}
-            chat = replace(chat, left_out=tuple(kind for kind in chat.left_out if kind not in hosted))
+            lacking = [hosted_for(spec, chat.hosted)[1] for spec in choice.workers]
+            left_out = (name for name in chat.left_out if all(name in names for names in lacking))
+            chat = replace(chat, left_out=tuple(left_out))
         session = None if context.session is None else await self._sessions.enter(principal.public_id, context.session)
         caps = self._sessions.narrow(policies.caps.narrow(principal.caps).narrow(context.caps), session)
         if context.depth > caps.depth:
@@ -142,6 +143,8 @@ class Completer:
             self._metrics.dropped(len(chat.dropped))
         input_bound = input_tokens_bound(chat.messages, texts_beside(chat.params))
         choice, sizes = await self._fitter.fit(choice, chat, input_bound, caps, principal)
+        if choice.reserve:
+            choice = replace(choice, resting=self._rounds.rests.reasons(choice.reserve))
         if summarizers := summarizers_of(self._rounds.summaries, asked, choice, chat):
             choice = replace(choice, summarizers=summarizers)
         record = self._admission.record(context, choice, caps, session)
@@ -154,7 +157,7 @@ class Completer:
         if context.arrived_s is not None:
             self._metrics.admitted(self._clock.monotonic_s() - context.arrived_s)
         running = Running(record, chat, entry, reserved)
-        running.progress = context.progress
+        running.progress, running.body_bytes = context.progress, context.body_bytes
         running.input_tokens = likely_tokens(sizes, input_bound)
         loop = self._admission.loop(context, choice, running)
         if context.kept is not None:
@@ -316,16 +319,16 @@ class Completer:
             kept = [] if answered is None else [self._sticky.remember(answered)]
             if states := self._states.of(body):
                 kept.append(self._states.keep(loop, states))
-            logged = self._log(loop, running.reserved)
+            logged = self._log(loop, running)
             await (asyncio.gather(logged, *kept) if kept else logged)
         except BatonError as error:  # a reply whose rollout is not on disk is not sent
             running.error, running.body = error, None
         took_ms = overhead_ms(record, self._clock.now_us()) if running.kept is None else 0.0
         self._metrics.finished(record, took_ms, loop.tree.children)
 
-    async def _log(self, loop: Loop, reserved: Reservation) -> None:
+    async def _log(self, loop: Loop, running: Running) -> None:
         """Put the rollout and its settlements on disk. The last byte of the reply waits for it."""
-        record = loop.record
+        record, reserved = loop.record, running.reserved
         settles = [self._settlement(reserved.money, record.id, record.cost_nano)]
         if reserved.calls is not None:
             settles.append(self._settlement(reserved.calls, None, loop.tree.meter.calls))
@@ -333,10 +336,12 @@ class Completer:
         for each in records:
             note_failures(each)
         self._looks.learn_failures(loop)
-        events = [
-            self._event("rollout", apply_mode(as_payload(each), each.log_mode, self._redactor)) for each in records
-        ]
-        await loop.tree.held.close(settles, *events)
+        payloads = await beside(running.body_bytes, self._payloads, records)
+        await loop.tree.held.close(settles, *[self._event("rollout", payload) for payload in payloads])
+
+    def _payloads(self, records: Sequence[RolloutRecord]) -> list[dict[str, Any]]:
+        """The records as they may be logged."""
+        return [apply_mode(as_payload(each), each.log_mode, self._redactor) for each in records]
 
     def _settlement(self, hold: Hold, rollout_id: str | None, charged: int) -> Event:
         payload = {

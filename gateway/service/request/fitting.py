@@ -18,20 +18,25 @@ from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import MediaPart, media_parts, remote_parts
 from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.texts import TOKENS_DEFAULT
-from gateway.core.openai.vendors.hosts import limits_of
+from gateway.core.openai.vendors.overflow import context_exceeded
 from gateway.core.openai.vendors.usage import BYTES_PER_TOKEN
 from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec
-from gateway.errors import BadRequest, CapReached, context_exceeded
+from gateway.errors import BadRequest, CapReached
 from gateway.service.loop.bodies import (
+    DECLARATIONS,
     OUTPUT_TOKENS_MIN,
     UNCOUNTED_BYTES_MAX,
     PromptSize,
     context_room,
     counted_size,
+    declaration_tokens,
+    hours_count,
     price_of,
+    sendable,
     task_worst,
     texts_beside,
+    vendor_for,
     without_spare,
 )
 from gateway.service.loop.conducting import PLAN_TOKENS_MIN
@@ -53,6 +58,7 @@ SIDE_BY_SIDE = {VoteRouter: VOTERS, CascadeRouter: 2}  # calls of routers that b
 BOUNDS = ("max_completion_tokens", "max_tokens")  # of a reply, the one that counts first
 LONGER_CONTEXT = ", or name a model whose context is longer"
 Sizes = Mapping[str, PromptSize]  # of the request's prompt, by worker name
+Bodies = Mapping[str, Mapping[str, Any]]  # as they will leave, by worker name
 Bounds = Callable[[Choice, Caps, Sizes, ChatRequest], object]
 Held = Callable[[Sequence[WorkerSpec]], Sequence[WorkerSpec]]
 Shortlisting = Callable[[Choice, ChatRequest, int, Principal], Awaitable[Choice]]
@@ -66,29 +72,55 @@ def asked_workers(asked: Choice | Loop) -> list[WorkerSpec]:
 
 
 def parts_to_fetch(messages: Sequence[Mapping[str, Any]], asked: Choice | Loop) -> tuple[MediaPart, ...]:
-    """The parts by URL that Baton fetches: all of them, but for images, and with Anthropic's models files, that every
-    worker that may answer fetches itself."""
+    """The parts by URL that Baton fetches: all of them, but for images, and files of models of Anthropic or behind the
+    Responses API, that every worker that may answer fetches itself."""
     remote = remote_parts(messages)
     if not remote:
         return ()
     workers = asked_workers(asked)
     kinds = {"image", "file"} if workers else set()
     for spec in workers:
-        kinds &= {"image", "file"} if spec.speaks_messages else {"image"} if spec.fetches else set()
+        both = spec.speaks_messages or (spec.fetches and spec.api == "responses")
+        kinds &= {"image", "file"} if both else {"image"} if spec.fetches else set()
     return tuple(part for part in remote if part.kind not in kinds)
 
 
-async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, bytes_bound: int, caps: Caps) -> Sizes:
+async def with_sendable_schemas(choice: Choice, chat: ChatRequest) -> tuple[Choice, Bodies]:
+    """The choice without the models that LiteLLM would send too large a form of the request's schemas, and the bodies
+    of those that get another form. Raises BadRequest with the schema's path where no model is left."""
+    if chat.endpoint != "chat" or not any(chat.params.get(name) for name in DECLARATIONS):
+        return choice, {}
+    body, workers = {"messages": chat.messages, **chat.params}, asked_workers(choice)
+    bodies: dict[str, dict[str, Any]] = {}
+    refusals: dict[str, BadRequest] = {}
+    for spec in workers:
+        try:
+            if (sent := await sendable(spec, body)) is not body:
+                bodies[spec.name] = sent
+        except BadRequest as refusal:
+            refusals[spec.name] = refusal
+    if refusals and len(refusals) == len(workers):
+        raise next(iter(refusals.values()))
+    left = tuple(spec for spec in choice.workers if spec.name not in refusals)
+    return (replace(choice, workers=left) if refusals else choice), bodies
+
+
+async def prompt_sizes(
+    tokens: TokenCounter, choice: Choice, chat: ChatRequest, bytes_bound: int, caps: Caps, bodies: Bodies
+) -> Sizes:
     """The size of the request's prompt for each worker that may answer. `bytes_bound`: its size where a token counts as
     a byte. It is counted where it is long, or long for a worker's context or for the cap on cost; not where it is far
-    over the cap on tokens, for counting megabytes takes a second of processor."""
+    over the cap on tokens, for counting megabytes takes a second of processor. `bodies`: of workers, by name, that get
+    another form of the request."""
+    bytes_bound += declaration_tokens(chat.params)
     size, workers = PromptSize(bytes_bound, bytes_bound), asked_workers(choice)
-    if bytes_bound <= UNCOUNTED_BYTES_MAX and all(_fits(spec, bytes_bound, caps, chat) for spec in workers):
+    small = bytes_bound <= UNCOUNTED_BYTES_MAX and not bodies
+    if small and all(_fits(spec, bytes_bound, caps, chat) for spec in workers):
         return {spec.name: size for spec in workers}
-    if bytes_bound > caps.tokens * BYTES_PER_TOKEN_MOST:
+    if bytes_bound > caps.tokens * BYTES_PER_TOKEN_MOST and not bodies:
         return {spec.name: size for spec in workers}
     body = {"messages": chat.messages, **chat.params} if chat.endpoint == "chat" else chat.params
-    return {spec.name: await counted_size(tokens, spec, body) for spec in workers}
+    return {spec.name: await counted_size(tokens, spec, bodies.get(spec.name, body)) for spec in workers}
 
 
 def likely_tokens(sizes: Sizes, bytes_bound: int) -> int:
@@ -185,9 +217,8 @@ class Sizing:
 
 
 def _worst(spec: WorkerSpec, input_bound: int, output_bound: int, chat: ChatRequest) -> int:
-    price = price_of(spec)
-    hour = price.has_hours and chat.caches_an_hour
-    return worst_case_nano(price, input_bound, output_bound, media=chat.has_media, hour=hour)
+    hour = hours_count(spec, {"messages": chat.messages, **chat.params})
+    return worst_case_nano(price_of(spec), input_bound, output_bound, media=chat.has_media, hour=hour)
 
 
 def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Caps) -> Choice:
@@ -210,8 +241,14 @@ def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Ca
     return replace(choice, workers=tuple(spec for spec in choice.workers if spec.name not in narrow))
 
 
+def held(quarantined: Held, resting: Held, workers: Sequence[WorkerSpec]) -> Sequence[WorkerSpec]:
+    """Those of these workers that a plan should do without: in quarantine, or at rest."""
+    out = quarantined(workers)
+    return [*out, *resting([spec for spec in workers if spec not in out])] if out else resting(workers)
+
+
 def without(choice: Choice, held: Held) -> Choice:
-    """The choice without the workers that are in quarantine; they are its reserve. Unchanged where the request
+    """The choice without the workers that plans do without; the models are its reserve. Unchanged where the request
     names its workers, and where no other model is left."""
     if choice.fallback is None:
         return choice
@@ -235,7 +272,9 @@ def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     checker = choice.planner.checker if isinstance(choice.planner, CheckedRouter) else None  # its reply is no answer
     # What the request holds and a worker cannot take, by the worker's name.
     lacks = {
-        spec.name: needs_model if spec.kind == "tool" else needs & {*spec.cannot, *limits_of(spec).over(chat.params)}
+        spec.name: needs_model
+        if spec.kind == "tool"
+        else needs & {*spec.cannot, *vendor_for(spec).limits.over(chat.params)}
         for spec in choice.workers
         if spec.name != checker
     }
@@ -250,7 +289,9 @@ def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     what = min(min(names) for name, names in lacks.items() if names and named in (None, name))
     where = next((part.where for part in media_parts(chat.messages) if part.kind == what), what)
     whom = "no worker that this key may use here takes" if named is None else f"worker {named} does not take"
-    over = [most for spec in choice.workers if (most := limits_of(spec).over(chat.params).get(what)) is not None]
+    over = [
+        most for spec in choice.workers if (most := vendor_for(spec).limits.over(chat.params).get(what)) is not None
+    ]
     if over and not any(what in spec.cannot for spec in choice.workers if named in (None, spec.name)):
         problem = f"{whom} {len(chat.params[what])} `{what}`: the limit is {max(over)}"
         raise BadRequest(problem, param=where, code="array_above_max_length")
@@ -296,5 +337,6 @@ class Fitter:
         self, choice: Choice, chat: ChatRequest, input_bound: int, caps: Caps, who: Principal
     ) -> tuple[Choice, Sizes]:
         choice = await self._shortlist(choice, chat, input_bound // BYTES_PER_TOKEN, who)
-        sizes = await prompt_sizes(self._tokens, choice, chat, input_bound, caps)
+        choice, bodies = await with_sendable_schemas(choice, chat)
+        sizes = await prompt_sizes(self._tokens, choice, chat, input_bound, caps, bodies)
         return with_roomy_workers(choice, chat, sizes, caps), sizes

@@ -16,6 +16,7 @@ from gateway.core.anthropic.events import MessageEvents
 from gateway.core.anthropic.reply import MessageHead, error_body
 from gateway.core.anthropic.request import MessageNames
 from gateway.core.money.amounts import nano_to_usd
+from gateway.core.openai.marks import without as without_marks
 from gateway.core.openai.reply import DONE, TextChoice, choice_facts, chunk, json_bytes, sse, usage_json
 from gateway.core.openai.responses.events import Events
 from gateway.core.openai.responses.reply import Head
@@ -125,7 +126,7 @@ class ChatFrames(Comments):
         frames: list[bytes] = []
         for choice in choices:
             index, facts = choice.get("index", 0), choice_facts(choice)
-            raw = choice.get("delta") or {}
+            raw = without_marks(choice.get("delta") or {})
             delta = {name: value for name, value in raw.items() if value is not None and name != "role"}
             self._answers = True
             frames += self._opening(index, "" if "content" in delta or not raw.keys() - {"role"} else None)
@@ -146,7 +147,9 @@ class ChatFrames(Comments):
             index, text = piece
         else:
             return None
-        if not text or index not in self._begun or self._running.chat.obfuscate or self._untold():
+        if not text or index not in self._begun or self._running.chat.obfuscate:
+            return None
+        if self._running.reply_facts and self._untold():
             return None
         around = self._around.get(index)
         if around is None or around[2] != self._running.reply_facts:

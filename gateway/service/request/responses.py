@@ -41,6 +41,7 @@ from gateway.errors import BadRequest, NotFound, TooLarge, Unavailable
 from gateway.service.ports.background import BackgroundRequest, BackgroundStore
 from gateway.service.ports.request import Clock, Journal
 from gateway.service.ports.turns import ConversationTurns, LoggedResponse, OpenTurn, ResponseStore
+from gateway.threads import beside
 
 PAGE_ITEMS, PAGE_ITEMS_MAX = 20, 100
 RESPONSES_REFERRED_MAX = 32
@@ -110,12 +111,15 @@ class Responses:
         *,
         turn: str | None = None,
         reads_only: bool = False,
+        body_bytes: int = 0,
     ) -> PreparedResponse:
         """Read a request's body and the conversation that it continues. `vendor`: the names of parameters that are not
         OpenAI's and that some worker takes. `turn`: the claim on its conversation that a request in the background has
-        already; `reads_only`: it needs none. Raises BadRequest and NotFound, which name the field, ConversationLocked,
-        TooLarge and Unavailable."""
-        request = parse_responses_request(
+        already; `reads_only`: it needs none. `body_bytes`: the size of the body, if it is known. Raises BadRequest and
+        NotFound, which name the field, ConversationLocked, TooLarge and Unavailable."""
+        request = await beside(
+            body_bytes,
+            parse_responses_request,
             body,
             items_max=self._messages_max,
             strict=self._strict,
@@ -124,12 +128,12 @@ class Responses:
         )
         stored = _is_stored(request, principal)
         if request.conversation is None:
-            return await self._prepared(request, principal, None, stored=stored)
+            return await self._prepared(request, principal, None, body_bytes, stored=stored)
         claim = None if reads_only else turn or self._conversations.new_turn()
         lease_s = self._background_s if request.body.get("background") else self._conversations.turn_s
         opened = await self._conversations.open(principal, request.conversation, claim, lease_s)
         try:
-            return await self._prepared(request, principal, opened, stored=stored)
+            return await self._prepared(request, principal, opened, body_bytes, stored=stored)
         except BaseException:  # boundary: whatever stopped it, a turn that was claimed here has not begun
             await self._conversations.leave(claim if turn is None else None)
             raise
@@ -139,15 +143,14 @@ class Responses:
         await self._conversations.leave(prepared.turn)
 
     async def _prepared(
-        self, request: ResponsesRequest, principal: Principal, opened: OpenTurn | None, *, stored: bool
+        self, request: ResponsesRequest, principal: Principal, opened: OpenTurn | None, body_bytes: int, *, stored: bool
     ) -> PreparedResponse:
         history: Sequence[Mapping[str, Any]] = () if opened is None else opened.messages
         if request.previous is not None:
             history = await self._history(request.previous, principal)
         items = await self._resolve_references(request.items, principal, () if opened is None else opened.items)
-        chat, names = chat_request(
-            request, items, history, messages_max=self._messages_max, media_bytes_max=self._media_bytes_max
-        )
+        limits = {"messages_max": self._messages_max, "media_bytes_max": self._media_bytes_max}
+        chat, names = await beside(body_bytes, chat_request, request, items, history, **limits)
         if (history or items is not request.items) and len(json_bytes(chat.messages)) > self._body_bytes_max:
             raise TooLarge(f"the conversation has grown over {self._body_bytes_max} bytes; begin a new one")
         to_keep: dict[str, Any] = {"response": to_log(request)} if stored else {}

@@ -198,6 +198,7 @@ class Running:
         self.principal = entry.who
         self.reserved = reserved
         self.progress: Progress = "off"
+        self.body_bytes = 0  # of the request's body; 0: not known
         self.standing = ""  # how far the next rung of its planner is
         self.left: dict[str, str] = {}  # headers: what is left of its session
         self.stopped: BatonError | None = None  # why its session ended it

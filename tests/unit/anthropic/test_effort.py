@@ -65,6 +65,30 @@ def test_a_planned_request_gets_what_the_model_has(model: str, asked: Any, given
     assert with_thinking(asked, model, named=False) == (given, changes)
 
 
+ONE = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "forces"),
+    [
+        ("auto", False),
+        ("none", False),
+        ("required", True),
+        (ONE, True),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [ONE]}}, False),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [ONE]}}, True),
+    ],
+)
+def test_a_forced_call_is_made_without_thinking(choice: Any, forces: bool) -> None:
+    """Anthropic refuses both together; a client that names its worker and its thinking is told so by the vendor."""
+    asked = {"tool_choice": choice}
+    params, changes = with_thinking({**asked, "reasoning_effort": "low"}, "claude-sonnet-4-5", named=True)
+    assert ("thinking" not in params, changes) == (forces, ["reasoning_effort"] if forces else [])
+    params, changes = with_thinking({**asked, "thinking": BUDGET}, "claude-sonnet-4-5", named=False)
+    assert ("thinking" not in params, changes) == (forces, ["thinking"] if forces else [])
+    assert with_thinking({**asked, "thinking": BUDGET}, "claude-sonnet-4-5", named=True)[0]["thinking"] == BUDGET
+
+
 @pytest.mark.parametrize(
     ("budget", "bound", "left"), [(3000, 4096, 3000), (4096, 4096, 3072), (9000, 1200, 1024), (2000, 1024, None)]
 )

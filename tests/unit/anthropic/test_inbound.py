@@ -69,8 +69,8 @@ def events(content: list[dict[str, Any]], stop: str = "end_turn", sequence: str 
     start = {**message([]), "usage": {**USAGE, "output_tokens": 1}, "stop_reason": None}
     yield {"type": "message_start", "message": start}
     for index, block in enumerate(content):
-        texts = {name: block[name] for name in ("text", "thinking") if name in block}
-        empty = {**block, **dict.fromkeys(texts, "")}
+        texts = {name: str(block[name]) for name in ("text", "thinking") if name in block}
+        empty: dict[str, Any] = {**block, **dict.fromkeys(texts, "")}
         pieces: list[dict[str, Any]] = [{"type": f"{name}_delta", name: text} for name, text in texts.items() if text]
         if block.get("signature"):
             empty["signature"] = ""

@@ -8,15 +8,16 @@ import pytest
 
 from gateway.core.anthropic.native import filled, layout, without_native
 from gateway.core.anthropic.request import parse_message_request
-from gateway.core.anthropic.worker import natives_of, worded
-from tests.kit import model_worker
+from gateway.core.anthropic.worker import Words, natives_of, worded
 
 USE = {"type": "tool_use", "id": "t1", "name": "find", "input": {}}
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
 TEXT = {"type": "text", "text": "a"}
-OPENAI = model_worker("w", "atlas")
-CLAUDE = model_worker("w", "atlas", kind="litellm", model="anthropic/claude-sonnet-4-5")
-BEDROCK = model_worker("w", "atlas", kind="litellm", model="bedrock/anthropic.claude-sonnet-4-5-v1:0")
+OPENAI = Words("", by_litellm=False, takes=frozenset(("top_k", "thinking")))
+CLAUDE = Words(
+    "claude-sonnet-4-5", by_litellm=True, takes=frozenset(("thinking", "cache_control", "context_management"))
+)
+BEDROCK = Words("", by_litellm=True, takes=frozenset(("thinking",)))
 
 
 def read(*turns: Any, **fields: Any) -> Any:
@@ -71,23 +72,47 @@ def test_a_worker_with_another_wire_lacks_them_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "thinking", "effort"),
+    ("words", "thinking", "effort"),
     [
         (OPENAI, None, "low"),
         (BEDROCK, {"type": "enabled", "budget_tokens": 3000}, None),
         (CLAUDE, {"type": "enabled", "budget_tokens": 3000}, None),
     ],
 )
-def test_a_budget_goes_to_whoever_takes_one(spec: Any, thinking: Any, effort: str | None) -> None:
+def test_a_budget_goes_to_whoever_takes_one(words: Words, thinking: Any, effort: str | None) -> None:
     chat = read(thinking={"type": "enabled", "budget_tokens": 3000})
-    params, own = natives_of(spec, chat.params)
+    params, own = natives_of(words, chat.params)
     assert (params.get("thinking"), params.get("reasoning_effort")) == (thinking, effort)
-    params, _, lost = worded(spec, params, own, chat.messages, 9000, named=True)
+    params, _, lost = worded(words, params, own, chat.messages, 9000, named=True)
     assert lost == []
 
 
+@pytest.mark.parametrize(
+    ("asked", "bound", "lost"),
+    [
+        ({"reasoning_effort": "low"}, 4000, []),
+        ({"reasoning_effort": "low"}, 500, ["thinking"]),
+        ({"reasoning_effort": "low", "tool_choice": "required"}, 4000, ["reasoning_effort"]),
+        ({"reasoning_effort": "none"}, 4000, []),
+        ({}, 4000, []),
+    ],
+)
+def test_a_model_that_no_longer_thinks_gets_no_thoughts(asked: dict[str, Any], bound: int, lost: list[str]) -> None:
+    turns: list[Any] = [
+        {"role": "assistant", "content": "a", "thinking_blocks": [THOUGHT]},
+        {"role": "user", "content": "b"},
+    ]
+    params, messages, left_out = worded(CLAUDE, dict(asked), {}, turns, bound, named=False)
+    assert left_out == lost
+    assert ("thinking_blocks" not in messages[0]) == bool(lost)
+    assert ("thinking" in params) == (asked.get("reasoning_effort") == "low" and not lost)
+
+
 def test_messages_without_any_stay_as_they_are() -> None:
-    plain = [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}]
+    plain: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": "b"},
+    ]
     assert without_native(plain, caches=False) == (plain, [])
     marked = [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]
     assert without_native(marked, caches=False) == ([{"role": "user", "content": "a"}], [])

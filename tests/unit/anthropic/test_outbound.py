@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.core.anthropic.outbound import JSON_TOOL, to_request
 from gateway.errors import UpstreamRefused
@@ -182,6 +185,36 @@ def test_what_the_api_cannot_have_is_refused_by_name(name: str, value: Any, idle
         sent(user("hi"), **{name: value})
     assert (caught.value.param, caught.value.dispatched) == (name, False)
     assert name not in sent(user("hi"), **{name: idle})
+
+
+WORDS = st.text(max_size=30)
+PARTS = st.one_of(
+    st.builds(lambda text: {"type": "text", "text": text}, WORDS),
+    st.builds(lambda text: {"type": "image_url", "image_url": {"url": f"https://host/{text}"}}, WORDS),
+    st.just({"type": "file", "file": {"file_data": "data:text/plain;base64,AAAA", "filename": "a"}}),
+)
+TURNS = st.one_of(
+    st.builds(lambda role, content: {"role": role, "content": content},
+              st.sampled_from(("system", "developer", "user")), st.one_of(WORDS, st.lists(PARTS, max_size=3))),
+    st.builds(lambda text: {"role": "assistant", "content": text}, WORDS),
+    st.builds(lambda text: {"role": "assistant", "content": None, "tool_calls": [
+        {**CALL, "function": {"name": "find", "arguments": text}}]}, WORDS),
+    st.builds(lambda text: {"role": "tool", "tool_call_id": "c1", "content": text}, WORDS),
+)  # fmt: skip
+
+
+@given(st.lists(TURNS, max_size=6), st.booleans(), st.sampled_from((None, "json_object", "json_schema")), WORDS)
+def test_a_request_is_hardly_larger_than_what_was_measured(turns: Any, tools: bool, form: Any, text: str) -> None:
+    """Braces and names of properties apart, which no model reads."""
+    schema = {"name": "x", "schema": {**SCHEMA, "description": text}}
+    body = {"model": NEW, "max_tokens": 50, "messages": turns} | ({"tools": [TOOL]} if tools else {})
+    body |= {"response_format": {"type": form, "json_schema": schema}} if form else {}
+    items = sum(1 + len(turn["content"] or ()) * isinstance(turn["content"], list) for turn in turns)
+    made = to_request(body)
+    assert len(json.dumps(made)) <= len(json.dumps(body)) + 100 * items + 768
+    for turn in made["messages"]:
+        assert turn["content"]
+        assert turn["role"] in ("user", "assistant")
 
 
 def test_a_text_completion_is_a_message_of_its_prompt() -> None:

@@ -9,8 +9,9 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.api.edge.places import LARGE_BODY_BYTES, RequestPlace, RequestPlaces
 from gateway.api.edge.stack import Edge, read_json, reply
-from gateway.errors import BatonError
+from gateway.errors import BatonError, Unavailable
 
 SPENDING_MAX = 8
 
@@ -103,3 +104,60 @@ async def test_a_fifth_is_kept_for_what_spends_nothing(path: str) -> None:
     held.go.set()
     statuses = sorted(status for status, _ in await asyncio.gather(*held.tasks))
     assert statuses == [200] * (SPENDING_MAX + 5) + [503] * 3
+
+
+def places(bodies_bytes_max: int) -> RequestPlaces:
+    return RequestPlaces(SPENDING_MAX, int, bodies_bytes_max=bodies_bytes_max)
+
+
+def test_large_bodies_are_bounded_by_their_bytes() -> None:
+    here = places(5 * LARGE_BODY_BYTES)
+    first, second = RequestPlace(here, spends=True), RequestPlace(here, spends=True)
+    for part in (1, 2, 3):  # as it comes
+        first.hold(part * LARGE_BODY_BYTES)
+    second.hold(2 * LARGE_BODY_BYTES)
+    with pytest.raises(Unavailable) as caught:
+        second.hold(2 * LARGE_BODY_BYTES + 1)
+    assert caught.value.headers["retry-after"] == "1"
+    third = RequestPlace(here, spends=True)
+    third.hold(LARGE_BODY_BYTES - 1)  # is not counted
+    with pytest.raises(Unavailable):
+        third.hold(LARGE_BODY_BYTES)
+    first.leave()
+    second.hold(4 * LARGE_BODY_BYTES)
+    for place in (second, third):
+        place.leave()
+    assert here.bodies_bytes == 0
+
+
+def test_one_body_alone_always_has_room() -> None:
+    here = places(LARGE_BODY_BYTES)
+    place = RequestPlace(here, spends=True)
+    place.hold(9 * LARGE_BODY_BYTES)
+    with pytest.raises(Unavailable):
+        RequestPlace(here, spends=True).hold(LARGE_BODY_BYTES)
+    place.leave()
+    assert here.bodies_bytes == 0
+
+
+async def test_a_body_counts_until_its_request_ends() -> None:
+    piece = b'{"a":"' + b"x" * LARGE_BODY_BYTES + b'"}'
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_json(Request(scope, receive), 2 * LARGE_BODY_BYTES, "k")
+        counted.append(scope["state"]["place"].places.bodies_bytes)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    counted: list[int] = []
+    edge = Edge(app, SPENDING_MAX)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": piece, "more_body": False}
+
+    async def send(message: Message) -> None:
+        assert message["status"] == 200
+
+    for _ in range(2):
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+        await edge(scope, receive, send)
+    assert counted == [len(piece), len(piece)]

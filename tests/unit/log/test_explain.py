@@ -128,6 +128,16 @@ def test_what_was_cut_of_a_prompt_is_there() -> None:
     assert [one.get("cut") for one in hidden] == [None, None, {"messages": 4, "summary": "made"}]
 
 
+def test_who_rested_and_why_is_told_apart_from_quarantine() -> None:
+    record = record_of(caps={"quarantined": ["old"], "resting": {"vision": "silent"}})
+    why = explain(tree_of(record), around())
+    assert [(one["by"], one["what"]) for one in why["forbidden"]][-2:] == [
+        ("quarantine", "workers old, unless every other one failed"),
+        ("rest", "worker vision (silent), unless every other one failed"),
+    ]
+    assert (why["not_shown"]["resting"], why["not_shown"]["workers"]) == ({"vision": "silent"}, [])
+
+
 def test_what_caps_key_and_pool_ruled_out() -> None:
     caps = {"calls": 16, "steps": 3, "cost_nano": 500_000_000}
     record = record_of(capped="cost", steps=[], caps=caps)

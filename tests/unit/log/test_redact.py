@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from dataclasses import fields
@@ -24,6 +25,7 @@ from gateway.core.log.redact import (
     TOKEN_FIELDS,
     Redactor,
     apply_mode,
+    is_data,
     luhn,
     scrub,
 )
@@ -366,3 +368,35 @@ def test_why_a_reply_was_rejected_is_text_of_the_reply() -> None:
     assert full["why"] == why
     assert redacted["why"] == why.replace("ann@example.org", "[email]")
     assert bare == {"by": "contract", "accept": False, "why": ""}
+
+
+DATA = base64.b64encode(bytes(range(256)) * 200).decode()
+
+
+@pytest.mark.parametrize("mode", ["full", "redacted"])
+def test_long_data_is_kept_as_it_is(mode: str) -> None:
+    url = f"data:image/png;base64,{DATA}"
+    payload = a_payload()
+    parts = [{"image_url": {"url": url}}, {"text": f"my key is {LEAKS[0]}"}]
+    payload["request"] = {"messages": [{"content": parts}], "audio": DATA}
+    logged = apply_mode(payload, mode)["request"]
+    assert logged["messages"][0]["content"][0]["image_url"]["url"] == url
+    assert logged["audio"] == DATA
+    assert LEAKS[0] not in str(logged)
+
+
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        (DATA, True),
+        (f"data:audio/wav;base64,{DATA}", True),
+        (f"data:text/plain;charset=utf-8;base64,{DATA}", True),
+        (f"{DATA} {DATA}", False),
+        (f"{DATA}é", False),
+        (f"data:{LEAKS[0]};base64,{DATA}", False),
+        (f"hello,{DATA}", False),
+        (f"data:image/png;base64,{DATA},{DATA}", False),
+    ],
+)
+def test_data_is_base64_without_a_break(text: str, data: bool) -> None:
+    assert is_data(text) is data

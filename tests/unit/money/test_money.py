@@ -22,7 +22,7 @@ from gateway.core.money.amounts import (
     usd_to_nano,
     worst_case_nano,
 )
-from gateway.core.pool.prices import MEDIA_PARTS, PROMPT_PARTS, REPLY_PARTS, Price
+from gateway.core.pool.prices import HOUR_PARTS, MEDIA_PARTS, PROMPT_PARTS, REPLY_PARTS, Price
 
 usd = st.decimals(min_value=0, max_value=1000, places=7)
 parts = {name: st.none() | usd for name in (*PROMPT_PARTS.values(), *REPLY_PARTS.values())}
@@ -53,7 +53,7 @@ def test_the_worst_case_covers_any_usage_within_its_bounds(
         for _ in range(attempts)
     ]
     media = any(MEDIA_PARTS & usage.details.keys() for usage in usages)
-    hour = any("cache_write_1h_tokens" in usage.details for usage in usages)
+    hour = any(HOUR_PARTS & usage.details.keys() for usage in usages)
     worst = worst_case_nano(p, input_bound, output_max, attempts, media=media, hour=hour)
     assert sum(cost_nano(p, usage) for usage in usages) <= worst
 

@@ -297,6 +297,18 @@ def test_bad_messages_are_named_to_the_part(messages: list[Any], param: str, cod
     assert (error.param, error.code) == (param, code)
 
 
+@pytest.mark.parametrize(("at", "wrong"), [(0, None), (1 << 20, "%"), ((1 << 20) - 1, "="), ((1 << 20) + 5, "=")])
+def test_all_of_a_long_image_is_checked(at: int, wrong: str | None) -> None:
+    long = list(PNG.partition(",")[2].rstrip("=") + "A" * (3 << 20))
+    if wrong is not None:
+        long[at] = wrong
+    messages = [said(image("data:image/png;base64," + "".join(long)[: 4 * (len(long) // 4)]))]
+    if wrong is None:
+        assert list(parse(messages=messages).messages) == messages
+    else:
+        assert refusal(messages=messages).code == "invalid_value"
+
+
 def test_good_messages_pass_untouched() -> None:
     messages = [
         *({"role": role, "content": "x", **({"name": "f"} if role == "function" else {})} for role in ROLES[:4]),

@@ -16,7 +16,7 @@ SILENT: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, {"content"
 
 
 @pytest.mark.parametrize("message", SILENT)
-@pytest.mark.parametrize("reason", ["stop", None, ""])
+@pytest.mark.parametrize("reason", ["stop", None, "", "eos", "END_TURN", "error", "network_error"])
 def test_nothing_said_and_nothing_thought_is_a_failure(message: dict[str, Any], reason: Any) -> None:
     reply = {"choices": [{"message": message, "finish_reason": reason}]}
     with pytest.raises(EmptyReply) as caught:
@@ -54,7 +54,8 @@ def test_one_choice_that_says_something_is_enough() -> None:
 def test_a_stream_is_judged_by_its_usage() -> None:
     role: dict[str, Any] = {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
     end: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
-    assert not any(speaks(chunk) for chunk in (role, end, {"choices": []}))
+    silent: list[dict[str, Any]] = [role, end, {"choices": []}]
+    assert not any(speaks(chunk) for chunk in silent)
     assert speaks({"choices": [{"delta": {}, "finish_reason": "length"}]})
     assert speaks({"choices": [{"delta": {"reasoning_content": "hm"}}]})
     check_stream([role, end, {"choices": [], "usage": usage_body(Usage(9, 3))}], ASKED)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from gateway.core.openai.vendors.hosts import Limits, limits_of, template_of
+from gateway.core.openai.vendors.hosts import Limits
 from gateway.core.openai.vendors.roles import ANY, Template
 from gateway.core.pool.workers import WorkerSpec
+from gateway.service.loop.bodies import vendor_for
 
 LOCAL = "http://10.0.0.7:8000/v1"
 ALTERNATING = Template(developer=False, late_system=False, repeated_roles=False)
@@ -16,6 +17,10 @@ ALTERNATING = Template(developer=False, late_system=False, repeated_roles=False)
 
 def worker(url: str | None, model: str, kind: str = "openai", **more: Any) -> WorkerSpec:
     return WorkerSpec.model_validate({"name": "w", "handle": "atlas", "kind": kind, "model": model, "url": url, **more})
+
+
+def template_of(spec: WorkerSpec) -> Template:
+    return vendor_for(spec).template(spec.cannot, spec.takes)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +75,7 @@ def test_the_pool_file_adds_and_takes_away() -> None:
     ],
 )
 def test_a_vendors_limits_are_known(spec: WorkerSpec, limits: Limits) -> None:
-    assert limits_of(spec) == limits
+    assert vendor_for(spec).limits == limits
 
 
 def test_what_is_over_a_limit_is_named_with_it() -> None:

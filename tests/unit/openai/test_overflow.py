@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.adapters.upstream.client import event_error, status_error
-from gateway.core.openai.vendors.faults import Fault, fault_of, read_fault
+from gateway.core.openai.vendors.faults import VendorFault, fault_of, read_fault
 from gateway.core.openai.vendors.overflow import CODE, FIELDS, STATUSES, is_overflow
 from gateway.errors import UpstreamRefused
 
@@ -142,17 +142,17 @@ def test_other_statuses_keep_their_meaning(status: int) -> None:
 @pytest.mark.parametrize(
     ("body", "fault"),
     [
-        (b"", Fault()),
-        (b"<html><body>Bad Gateway</body></html>", Fault()),
-        (b"[]", Fault()),
-        (b"null", Fault()),
-        (b'{"error": {}}', Fault()),
-        (b"no such model", Fault("no such model")),
-        (b'{"error": {"message": "no", "param": "seed", "code": "bad"}}', Fault("no", "seed", "bad")),
-        (b'{"errors": [{"message": "no", "code": 3}]}', Fault("no")),
-        (b'{"error": {"message": "Provider returned error", "metadata": {"raw": "no"}}}', Fault("no")),
-        (b"[" * 100_000, Fault("[" * 4000)),
+        (b"", VendorFault()),
+        (b"<html><body>Bad Gateway</body></html>", VendorFault()),
+        (b"[]", VendorFault()),
+        (b"null", VendorFault()),
+        (b'{"error": {}}', VendorFault()),
+        (b"no such model", VendorFault("no such model")),
+        (b'{"error": {"message": "no", "param": "seed", "code": "bad"}}', VendorFault("no", "seed", "bad")),
+        (b'{"errors": [{"message": "no", "code": 3}]}', VendorFault("no")),
+        (b'{"error": {"message": "Provider returned error", "metadata": {"raw": "no"}}}', VendorFault("no")),
+        (b"[" * 100_000, VendorFault("[" * 4000)),
     ],
 )
-def test_an_error_is_read_from_any_body(body: bytes, fault: Fault) -> None:
+def test_an_error_is_read_from_any_body(body: bytes, fault: VendorFault) -> None:
     assert read_fault(body) == fault

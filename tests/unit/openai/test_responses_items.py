@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.openai.marks import without
+from gateway.core.openai.responses.bodies import item_id
 from gateway.core.openai.responses.items import (
     check_calls,
-    item_id,
     no_such_item,
     parse_items,
     references,
@@ -18,6 +20,7 @@ from gateway.core.openai.responses.items import (
     to_input_items,
     to_messages,
 )
+from gateway.core.openai.responses.request import chat_request, parse_responses_request
 from gateway.core.openai.shapes import Reader
 from gateway.errors import BadRequest
 
@@ -116,7 +119,7 @@ def test_a_refusal_and_reasoning() -> None:
         ([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}], "input[0].content[0].file_id",
          "unsupported_value"),
         ([{"role": "user", "content": [{"type": "input_file", "file_url": "u"}]}], "input[0].content[0].file_url",
-         "unsupported_value"),
+         "invalid_value"),
         ([{**CALL, "arguments": {}}], "input[0].arguments", "invalid_type"),
         ([{**CALL, "call_id": None}], "input[0].call_id", "missing_required_parameter"),
         ([CALL, {**RESULT, "output": None}], "input[1].output", "missing_required_parameter"),
@@ -176,7 +179,7 @@ def test_calls_and_results_belong_together(items: list[dict[str, Any]], code: st
 
 def test_an_items_id_names_its_response() -> None:
     assert response_of(item_id("fc", HEX, 7)) == f"resp_{HEX}"
-    for stranger in ("msg_1", f"resp_{HEX}", f"msg_{HEX}", f"msg_{HEX}00000g", f"xx_{HEX}000000"):
+    for stranger in ("msg_1", f"resp_{HEX}", f"msg_{HEX}", f"msg_{HEX}00000g", f"XX_{HEX}000000"):
         assert response_of(stranger) is None
     items = parse_items([{"id": "msg_1"}, {"role": "user", "content": "x"}], 9, Reader(1000))
     assert references(items) == {0: "msg_1"}
@@ -215,6 +218,30 @@ items = st.lists(
 def test_messages_come_back_from_the_items_they_are_shown_as(given_items: list[dict[str, Any]]) -> None:
     messages = read(given_items)
     shown = to_input_items(messages, HEX)
-    assert read(shown) == messages
+    assert [without(message) for message in read(shown)] == [without(message) for message in messages]
     assert len({item["id"] for item in shown}) == len(shown)
     assert {response_of(item["id"]) for item in shown} <= {f"resp_{HEX}"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "data", "code"),
+    [
+        ("text/x-python", b"print(1)", None),
+        ("application/vnd.openxmlformats-officedocument.wordprocessingml.document", b"PK\x03\x04tides", None),
+        ("application/pdf", b"%PDF-1.7", None),
+        ("application/msword", b"\x89PNG\r\n\x1a\nx", "media_type"),
+        ("application/zip", b"PK\x03\x04tides", "media_type"),
+    ],
+)
+def test_files_of_the_types_that_openai_takes_are_taken(declared: str, data: bytes, code: str | None) -> None:
+    link = f"data:{declared};base64,{base64.b64encode(data).decode()}"
+    content = [{"type": "input_file", "file_data": link, "filename": "tides"}]
+    body = {"model": "baton", "input": [{"role": "user", "content": content}]}
+    request = parse_responses_request(body, items_max=9)
+    if code is None:
+        chat, _ = chat_request(request, request.items, (), messages_max=9)
+        assert chat.messages[0]["content"][0]["file"]["file_data"] == link
+        return
+    with pytest.raises(BadRequest) as refused:
+        chat_request(request, request.items, (), messages_max=9)
+    assert refused.value.code == code

@@ -110,8 +110,8 @@ def test_instructions_stand_before_the_conversation_that_goes_on() -> None:
         ({"conversation": {"name": "conv_1"}}, "conversation", "invalid_value"),
         ({"conversation": "c", "previous_response_id": "r"}, "conversation", "mutually_exclusive_parameters"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter"),
-        ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
-        ({"context_management": [{"type": "compaction"}]}, "context_management", "unsupported_parameter"),
+        ({"truncation": "never"}, "truncation", "invalid_value"),
+        ({"context_management": {"type": "compaction"}}, "context_management", "invalid_type"),
         ({"moderation": {"model": "m"}}, "moderation", "unsupported_parameter"),
         ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", "unsupported_parameter"),
         ({"include": ["everything"]}, "include", "invalid_value"),
@@ -278,7 +278,7 @@ def test_a_long_name_in_a_namespace_is_shortened_and_stays_one_of_a_kind() -> No
     assert all(len(name) == 64 for name in names)
 
 
-def test_calls_of_every_kind_go_on_and_items_of_hosted_tools_are_left_out() -> None:
+def test_calls_of_every_kind_go_on_and_items_of_hosted_tools_beside_them() -> None:
     items = [
         {"role": "user", "content": "go"},
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
@@ -288,7 +288,7 @@ def test_calls_of_every_kind_go_on_and_items_of_hosted_tools_are_left_out() -> N
         {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "3"}]},
     ]
     given = chat(input=items)
-    assert given.dropped == ("input[1]",)
+    assert (given.dropped, given.left_out) == ((), ("web_search_call",))
     assert given.messages[1:] == (
         {
             "role": "assistant",
@@ -297,6 +297,7 @@ def test_calls_of_every_kind_go_on_and_items_of_hosted_tools_are_left_out() -> N
                 {"id": "c1", "type": "custom", "custom": {"name": "apply_patch", "input": "*** Begin"}},
                 {"id": "c2", "type": "function", "function": {"name": "docs__sum", "arguments": "{}"}},
             ],
+            "output_items": [{"type": "item", "item": items[1], "at": {}}],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "done"},
         {"role": "tool", "tool_call_id": "c2", "content": "3"},

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.openai.vendors.dialects import UsageTally
@@ -30,6 +33,15 @@ PRICE = Price.model_validate({f"{name}_usd_per_mtok": usd for name, usd in USD.i
 REQUEST: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4096}
 
 
+def _names(value: Any) -> Iterator[str]:
+    """Every name in a report."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        yield name
+        yield from _names(inner)
+    for item in value if isinstance(value, list) else ():
+        yield from _names(item)
+
+
 def billed(bodies: list[dict[str, Any]]) -> Usage:
     """The usage to bill for a short question and these reports."""
     tally = UsageTally()
@@ -44,7 +56,7 @@ def test_each_dialect_has_its_bill(report: dict[str, Any]) -> None:
     assert [read.prompt_tokens, read.completion_tokens] == report["tokens"]
     assert read.details == report.get("parts", {})
     assert cost_nano(PRICE, read) == sum(tokens * Decimal(USD[name]) * 1000 for name, tokens in report["bill"].items())
-    assert (read.estimated, read.unreported, read.clipped) == (False, False, False)
+    assert (read.estimated, read.unreported, read.clipped) == (report.get("estimated", False), False, False)
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: report["name"])
@@ -88,3 +100,32 @@ def test_what_a_worker_bills_is_read_in_its_own_unit(counts: dict[str, Any], usd
     read = read_usage({"usage": {"prompt_tokens": 5, "completion_tokens": 5, **counts}})
     assert read is not None
     assert read.bill_nano == (None if usd is None else int(Decimal(usd) * 10**9))
+
+
+NAMES = sorted({name for report in REPORTS for body in report["says"] for name in _names(body)})
+SUMS = ["prompt_tokens", "input_tokens", "completion_tokens", "output_tokens", "total_tokens"]
+NUMBERS: st.SearchStrategy[Any] = st.one_of(
+    st.integers(0, 20_000), st.floats(), st.sampled_from([None, True, -1, 10**12, 10**400, "12", "1,200", "x", [], {}])
+)
+COUNTS = st.dictionaries(st.sampled_from(SUMS), NUMBERS, max_size=4)
+PARTS = st.dictionaries(st.sampled_from(NAMES), NUMBERS | st.dictionaries(st.sampled_from(NAMES), NUMBERS), max_size=5)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(COUNTS, PARTS, st.sampled_from(NAMES)), max_size=3), st.integers(0, 2000))
+def test_any_report_makes_sense_once_it_is_read(reports: list[Any], reply_bytes: int) -> None:
+    bodies = [{"usage": {**parts, **counts}, place: counts} for counts, parts, place in reports]
+    tally = UsageTally()
+    for body in bodies:
+        tally.add(body)
+    once = billed_usage(tally.usage(), REQUEST, 80, reply_bytes, 100_000)
+    parts = once.details
+    assert 0 < once.prompt_tokens <= 100_000
+    assert 0 <= once.completion_tokens <= 4096 + 32_768
+    assert parts.get("cached_tokens", 0) + parts.get("cache_write_tokens", 0) <= once.prompt_tokens
+    assert parts.get("cache_write_1h_tokens", 0) <= parts.get("cache_write_tokens", 0)
+    assert parts.get("reasoning_tokens", 0) <= once.completion_tokens
+    again = read_usage({"usage": usage_body(once)})
+    assert again == once
+    assert again is not None
+    assert again.details == parts

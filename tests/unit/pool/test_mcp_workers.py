@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.adapters.host import poolfile
+from gateway.core.pool.revision import plain_pools
 from gateway.core.pool.tools import ListedTool, Tool, asked_call, offer_of
-from gateway.core.pool.workers import PoolFile, ToolSpec, WorkerSpec, plain_pools
+from gateway.core.pool.workers import PoolFile, ToolSpec, WorkerSpec
 from gateway.errors import ConfigError, UpstreamRefused
 
 TEXT = {"type": "object", "properties": {"q": {"type": "string"}, "n": {"type": "integer"}}, "required": ["q"]}

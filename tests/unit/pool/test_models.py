@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.core.pool.models import OPEN_SERVERS, OPENROUTER, PENALTIES, SAMPLING, adapt, model_of, vendor_params
+from gateway.core.pool.workers import WorkerSpec
 from tests.kit import model_worker
 
 COLD: dict[str, Any] = {"temperature": 0, "top_p": 0.5, "presence_penalty": 1, "frequency_penalty": 1}
@@ -107,3 +108,15 @@ def test_reasoning_models_bound_completion_tokens(model: str, newer: bool) -> No
 )
 def test_each_kind_takes_its_vendors_parameters(entry: dict[str, Any], takes: tuple[str, ...]) -> None:
     assert vendor_params(model_worker("w", "atlas", **entry)) == set(takes)
+
+
+@pytest.mark.parametrize(
+    ("model", "is_taken"), [("anthropic/claude-sonnet-4-5", True), ("azure/x", True), ("gemini/gemini-3-pro", False)]
+)
+def test_only_a_vendor_that_litellm_sends_urls_may_fetch_itself(model: str, is_taken: bool) -> None:
+    entry = {"name": "w", "handle": "atlas", "kind": "litellm", "model": model, "fetches": True}
+    if is_taken:
+        assert WorkerSpec.model_validate(entry).fetches
+        return
+    with pytest.raises(ValueError, match="fetched for in this process"):
+        WorkerSpec.model_validate(entry)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, plain_pools, pool_hash
+from gateway.core.pool.revision import plain_pools
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash
 from tests.kit import model_worker
 
 PRICE = {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.6"}
@@ -103,6 +104,8 @@ def test_names_must_agree(changes: dict[str, Any], message: str) -> None:
         ({"price": {**PRICE, "input_usd_per_mtok": "NaN"}}, "finite"),
         ({"price": {**PRICE, "input_usd_per_mtok": "Infinity"}}, "finite"),
         ({"price": {**PRICE, "input_usd": "1"}}, "Extra inputs"),
+        ({"kind": "litellm", "model": "gemini/x", "hosted": ["web_search"]}, "kind openai or of Anthropic's models"),
+        ({"kind": "litellm", "model": "gemini/x", "proxy": "http://p:1"}, "follows HTTPS_PROXY"),
     ],
 )
 def test_a_worker_that_cannot_be_used_says_why(changes: dict[str, Any], message: str) -> None:
@@ -113,6 +116,8 @@ def test_a_worker_that_cannot_be_used_says_why(changes: dict[str, Any], message:
 def test_workers_of_every_kind() -> None:
     assert spec(url="http://127.0.0.1:8000/v1/").url == "http://127.0.0.1:8000/v1"
     assert spec(kind="litellm", model="anthropic/claude", url=None, price=None).price is None
+    claude = spec(kind="litellm", model="anthropic/claude", url=None, hosted=("web_search",), proxy="http://p:1")
+    assert (claude.claude, claude.speaks_messages, spec().claude) == ("claude", True, "")
     assert spec(kind="self", model=None, url=None).kind == "self"
     tool = spec(kind="tool", model=None, url="builtin:vote", price={"call_usd": "0.001"})
     assert tool.price is not None

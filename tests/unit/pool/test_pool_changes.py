@@ -8,7 +8,8 @@ from decimal import Decimal
 from typing import Any
 
 from gateway.core.pool.changes import change_lines, changes, lost_names
-from gateway.core.pool.workers import PoolFile, Price, canonical_text, revision_of
+from gateway.core.pool.revision import canonical_text, revision_of
+from gateway.core.pool.workers import PoolFile, Price
 from tests.kit import KEY, model_worker, pool_file
 
 

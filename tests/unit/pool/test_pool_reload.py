@@ -20,7 +20,8 @@ from gateway.cli.pool import pools
 from gateway.cli.process import runtime
 from gateway.core.access.audit import Act
 from gateway.core.log.redact import SECRET, Redactor
-from gateway.core.pool.workers import canonical_text, pool_hash
+from gateway.core.pool.revision import canonical_text
+from gateway.core.pool.workers import pool_hash
 from gateway.errors import ConfigError, Unavailable
 from gateway.service.admin.pools import Pools
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -249,6 +250,20 @@ def test_handles_are_unique_valid_and_the_same_in_any_order(names: list[str], ta
     assert neutral_handles(reversed(names), taken) == handles
 
 
+def test_a_model_at_anthropic_itself_has_the_key_of_its_own_variable() -> None:
+    price = {"input_usd_per_mtok": 1, "output_usd_per_mtok": 1}
+    entry = {"kind": "litellm", "model": "anthropic/claude-sonnet-4-5", "price": price}
+    workers = [
+        {**entry, "name": "a", "handle": "aa"},
+        {**entry, "name": "b", "handle": "bb", "url": "http://elsewhere"},
+        {**entry, "name": "c", "handle": "cc", "api_key": "env:OTHER"},
+        {**entry, "name": "d", "handle": "dd", "model": "gemini/gemini-2.5-pro"},
+    ]
+    pool = PoolFile.model_validate({"workers": workers, "pools": {"default": ["a"]}})
+    assert secrets(pool, {"ANTHROPIC_API_KEY": "theirs", "OTHER": "ours"}) == {"a": "theirs", "c": "ours"}
+    assert secrets(pool, {"OTHER": "ours"}) == {"c": "ours"}
+
+
 def test_secrets_by_file(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("  sk-in-file\n")
@@ -307,3 +322,27 @@ def test_every_field_is_documented() -> None:
     text = (PAGE.parent / "pool.md").read_text()
     fields = [*PoolFile.model_fields, *WorkerSpec.model_fields, *Price.model_fields]
     assert [field for field in fields if f"`{field}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("worker", "words"),
+    [
+        ({"kind": "litellm", "model": "gemini/x", "proxy": "http://p:1"}, "follows HTTPS_PROXY"),
+        ({"kind": "tool", "url": "builtin:vote", "ca_file": "/x.pem"}, "it has no URL; leave ca_file out"),
+        ({"kind": "openai", "model": "m", "url": "https://a/v1", "client_key": "/k"}, "`client_key` needs"),
+        ({"kind": "openai", "model": "m", "url": "https://a/v1", "proxy": "http://me:pass@p:1"}, "proxy: env:NAME"),
+        ({"kind": "openai", "model": "m", "url": "https://a/v1", "proxy": "env:NO_SUCH_PROXY"}, "NO_SUCH_PROXY"),
+        ({"kind": "openai", "model": "m", "url": "https://a/v1", "proxy": "socks5://p:1"}, "takes HTTP proxies"),
+        ({"kind": "openai", "model": "m", "url": "https://a/v1", "ca_file": "/nowhere.pem"}, "No such file"),
+    ],
+)
+def test_a_way_that_cannot_be_taken_is_a_mistake_of_the_file(
+    tmp_path: Path, worker: dict[str, Any], words: str
+) -> None:
+    price = {"call_usd": 0} if worker["kind"] == "tool" else {"input_usd_per_mtok": 0, "output_usd_per_mtok": 0}
+    path = tmp_path / "pool.yaml"
+    path.write_text(json.dumps({"workers": [{"name": "w", "price": price, **worker}], "pools": {"default": ["w"]}}))
+    with pytest.raises(ConfigError) as refused:
+        load(path, {})
+    assert words in refused.value.message
+    assert "pass@" not in refused.value.message

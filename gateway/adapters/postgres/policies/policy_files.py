@@ -32,7 +32,7 @@ from gateway.adapters.postgres.database import transaction
 from gateway.core.policies.manifest import MANIFEST_FILE
 from gateway.core.policies.versions import Holder
 from gateway.errors import Unavailable, VersionRefused
-from gateway.files import sync_directory, write_atomic
+from gateway.files import NotPlain, open_plain, sync_directory, write_atomic
 
 INCOMING = ".incoming-"
 LISTED_MAX = 256  # files of one version
@@ -113,7 +113,9 @@ def discard(place: Path) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     try:
-        reading = source.open("rb")
+        reading = open_plain(source)
+    except NotPlain as wrong:
+        raise VersionRefused("manifest", f"{wrong}; publish a directory of plain files") from None
     except FileNotFoundError:
         fix = "publish a whole directory"
         raise VersionRefused("missing", f"{source}: named in the manifest and not there; {fix}") from None

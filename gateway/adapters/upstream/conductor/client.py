@@ -31,7 +31,7 @@ from gateway.adapters.upstream.conductor.stream import (
 )
 from gateway.adapters.upstream.http1.connection import HungUp
 from gateway.adapters.upstream.http1.pool import Http1Reply
-from gateway.adapters.upstream.reach.ways import Way
+from gateway.adapters.upstream.http1.ways import Way
 from gateway.adapters.upstream.replies import HttpxReply, transport_error
 from gateway.adapters.upstream.sse import DONE, SseError, SseEvent, SseParser
 from gateway.core.loop.plan import portable_schema

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.adapters.upstream.reach.ways import Ways
+from gateway.adapters.upstream.http1.ways import Ways
 from gateway.errors import ConfigError
 from gateway.service.ports.pools import LoadedPool, ToolServers
 

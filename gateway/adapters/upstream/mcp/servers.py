@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 import mcp_types as types
 from mcp import Client, MCPError
 
+from gateway.adapters.upstream.http1.ways import Way
 from gateway.adapters.upstream.mcp.transports import LINE_CHARS_MAX, Program, http_transport
-from gateway.adapters.upstream.reach.ways import Way
 from gateway.core.pool.tools import ListedTool, Offer, Tool, ToolSpec, offer_of
 from gateway.core.pool.workers import WorkerSpec, is_reference
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout

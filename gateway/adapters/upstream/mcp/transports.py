@@ -27,7 +27,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
-from gateway.adapters.upstream.reach.ways import Way
+from gateway.adapters.upstream.http1.ways import Way
 
 LEASH = Path(__file__).resolve().parents[2] / "host" / "leash.py"
 LINE_BYTES_MAX = 4 << 20  # of one message of a program

@@ -14,6 +14,8 @@ const kindOfTask = (value) => value || "requests without a type";
 
 function health(row) {
   if (row.quarantine) return badge("in quarantine", "bad", row.quarantine.why);
+  if (row.rest?.state === "resting") return badge("resting", "bad", row.rest.why);
+  if (row.rest) return badge("to be tried", "odd", row.rest.why);
   const { calls, errors } = row.recent;
   if (!calls) return badge("idle", "odd", "no calls in this time");
   if (calls >= FAILING_CALLS_MIN && errors / calls >= FAILING_SHARE) return badge("failing", "bad");
@@ -82,6 +84,13 @@ const IDENTITIES = [
   ["First", "", (row) => clock(row.first_at)],
   ["Latest", "", (row) => clock(row.last_at)],
 ];
+const RESTS = [
+  ["Worker", "", (row) => row.name],
+  ["Why", "", (row) => row.rest.why],
+  ["Since", "", (row) => clock(row.rest.since)],
+  ["Until", "", (row) => clock(row.rest.until)],
+  ["Failures in a row", "n", (row) => count(row.rest.failures)],
+];
 const QUARANTINES = [
   ["Worker", "", (row) => row.worker],
   ["Since", "", (row) => clock(row.at)],
@@ -135,6 +144,7 @@ export async function workers(api, query) {
   const [list, drift] = await Promise.all([api(`admin/workers?window_s=${windowS}`), api("admin/drift")]);
   const held = new Map(drift.quarantines.map((one) => [one.worker, one]));
   for (const row of list.data) row.quarantine = held.get(row.name) ?? null;
+  const resting = list.data.filter((row) => row.rest);
   const columns = [...COLUMNS, ["Quarantine", "", (row) => gate(api, row)]];
   const rule = drift.rule.signals.length ? `A flag of ${drift.rule.signals.join(", ")} puts a worker in quarantine.`
     : "No flag puts a worker in quarantine; operators do.";
@@ -143,6 +153,7 @@ export async function workers(api, query) {
   const content = [
     h("div", { class: "bar" }, h("h1", {}, "Workers"), h("nav", { class: "switch", "aria-label": "Time" }, windows)),
     table("Workers of the pool file", columns, list.data),
+    resting.length ? table("At rest: left alone, then tried", RESTS, resting) : h("p", { class: "note" }, "No worker rests."),
     drift.quarantines.length ? table("In quarantine", QUARANTINES, drift.quarantines) : h("p", { class: "note" }, `No worker is in quarantine. ${rule}`),
     drift.facts.length ? table("Drift: what happened to workers", FACTS, drift.facts)
       : h("p", { class: "note" }, "No worker was flagged, and none changed who it says it is."),

@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.openai.responses.items import INPUT_IDS, Item, Message, item_id, to_input_items, to_messages
+from gateway.core.openai.responses.bodies import PREFIXES, Message, item_id
+from gateway.core.openai.responses.items import INPUT_IDS, Item, to_input_items, to_messages
 from gateway.core.openai.responses.reply import Head, output_items
 from gateway.core.openai.responses.request import FIELDS, ResponsesRequest
 from gateway.core.openai.responses.tools import tool_names
@@ -24,14 +25,6 @@ METADATA = "up to 16 pairs of strings (64 / 512 characters)"
 STATE = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 _NAME = re.compile(r"conv_[0-9a-f]{32}")
-_PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "reasoning": "rs",
-}
 _RESULTS = {"function_call_output": "function_call", "custom_tool_call_output": "custom_tool_call"}
 
 
@@ -76,9 +69,9 @@ def check_includes(names: Sequence[str]) -> None:
 
 def stored_items(items: Sequence[Item], batch_hex: str) -> list[Message]:
     """Items that a client adds, as they are stored, with new ids that contain `batch_hex`."""
-    inputs = [item for item in items if item["type"] in _PREFIXES]
+    inputs = [item for item in items if item["type"] in PREFIXES]
     return [
-        {**_body(item), "id": item_id(_PREFIXES[item["type"]], batch_hex, INPUT_IDS + at)}
+        {**_body(item), "id": item_id(PREFIXES[item["type"]], batch_hex, INPUT_IDS + at)}
         for at, item in enumerate(inputs)
     ]
 
@@ -154,7 +147,11 @@ def _turn_items(rollout: Mapping[str, Any], turn: Mapping[str, Any], reply: Mapp
     echo = {**turn, "include": [*turn.get("include", ()), STATE]}
     head = Head(response_id, 0, request["model"], None, echo, stored=True)
     before = len(to_input_items(messages[: turn["first"]], head.hex, names))
-    return [*to_input_items(messages, head.hex, names)[before:], *output_items(head, reply)]
+    output = [  # an id stands once in a conversation, whatever ids a worker gives
+        item if item["type"] in PREFIXES else {**item, "id": item_id("ht", head.hex, at)}
+        for at, item in enumerate(output_items(head, reply))
+    ]
+    return [*to_input_items(messages, head.hex, names)[before:], *output]
 
 
 def read_items(raw: Any, reader: Reader, parse: Any) -> Sequence[Item]:

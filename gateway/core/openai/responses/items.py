@@ -7,11 +7,13 @@ them when a client asks. An item's id names the response that the item belongs t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gateway.core.openai.responses.tools import ToolName, chat_name
+from gateway.core.openai import marks
+from gateway.core.openai.responses.bodies import NO_NAMES, PREFIXES, Message, Names, item_id
+from gateway.core.openai.responses.output import output_of
+from gateway.core.openai.responses.tools import chat_name
 from gateway.core.openai.shapes import (
     FREE_TEXT,
     OBJECT,
@@ -21,28 +23,21 @@ from gateway.core.openai.shapes import (
     any_of,
     bad_value,
     one_of,
+    refuse_inside,
     text,
 )
 from gateway.core.openai.shapes import array as list_of
 from gateway.core.openai.shapes import missing_parameter as missing_error
-from gateway.core.openai.vendor import unsealed
+from gateway.core.openai.vendor import SEAL, unsealed
 from gateway.errors import BadRequest, NotFound
 
 Item = Mapping[str, Any]
-Message = dict[str, Any]
-Names = Mapping[str, ToolName]
-NO_NAMES: Names = MappingProxyType({})
 ROLES = ("user", "system", "developer", "assistant")
 KINDS = (
     *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning"),
     "item_reference",
 )
-HOSTED = (  # items of hosted tools, which no worker has; they are left out of the conversation
-    *("web_search_call", "file_search_call", "computer_call", "computer_call_output", "code_interpreter_call"),
-    *("image_generation_call", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
-    *("apply_patch_call", "apply_patch_call_output", "tool_search_call", "tool_search_output"),
-    *("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
-)
+PASSED = (*marks.HOSTED, *marks.NATIVE)  # no chat message holds them: they go to workers of this API as they came
 PARTS = {"user": ("input_text", "input_image", "input_file"), "assistant": ("output_text", "refusal")}
 INPUT_IDS = 0x800000  # the ordinals of input items start here, those of output items at 0
 ID_CHARS_MAX = 64
@@ -78,7 +73,6 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "custom_tool_call_output": ("call_id", "output"),
     "item_reference": ("id",),
 }
-_LEFT_OUT: Item = {"type": "left_out"}
 _PART: Properties = {"type": FREE_TEXT, "prompt_cache_breakpoint": OBJECT}
 _PARTS: Mapping[str, tuple[Properties, tuple[str, ...]]] = {
     "input_text": ({**_PART, "text": FREE_TEXT}, ("text",)),
@@ -91,12 +85,7 @@ _PARTS: Mapping[str, tuple[Properties, tuple[str, ...]]] = {
     "output_text": ({**_PART, "text": FREE_TEXT, "annotations": _ANY, "logprobs": _ANY}, ("text",)),
     "refusal": ({**_PART, "refusal": FREE_TEXT}, ("refusal",)),
 }  # fmt: skip
-_ID = re.compile(r"(?:msg|fc|fco|ctc|ctco|rs)_([0-9a-f]{32})[0-9a-f]{6}")
-
-
-def item_id(prefix: str, response_hex: str, ordinal: int) -> str:
-    """The id of an item: the prefix of its kind, the hex id of its response, and its ordinal in that response."""
-    return f"{prefix}_{response_hex}{ordinal:06x}"
+_ID = re.compile(r"[a-z]{1,8}_([0-9a-f]{32})[0-9a-f]{6}")
 
 
 def response_of(an_item_id: str) -> str | None:
@@ -123,20 +112,21 @@ def parse_items(raw: Any, items_max: int, reader: Reader) -> list[Item]:
     if len(raw) > items_max:
         problem = f"`input` holds {len(raw)} items; at most {items_max} are accepted"
         raise BadRequest(problem, param="input", code="array_above_max_length")
-    hosted = [f"input[{at}]" for at, item in enumerate(raw) if isinstance(item, dict) and item.get("type") in HOSTED]
-    for where in hosted:
-        reader.drop(where)
-    items = [(f"input[{at}]", item) for at, item in enumerate(raw)]
-    return [_LEFT_OUT if where in hosted else _item(item, where, reader) for where, item in items]
+    return [_item(item, f"input[{at}]", reader) for at, item in enumerate(raw)]
 
 
 def _item(raw: Any, where: str, reader: Reader) -> Item:
     if not isinstance(raw, dict):
         raise bad_value(where, "an object", WRONG_TYPE)
     kind = kind_of(raw)
+    if kind in PASSED:
+        refuse_inside(raw, where)
+        return dict(raw)
     if kind not in KINDS:
         raise bad_value(f"{where}.type", f"one of {', '.join(KINDS)}", "invalid_value")
     item = reader.object(raw, where, _ITEMS[kind], _REQUIRED.get(kind, ()))
+    if kind == "reasoning" and not str(item.get("encrypted_content") or SEAL).startswith(SEAL):
+        reader.drop(f"{where}.encrypted_content")  # of a vendor that the client asked itself
     if kind == "message":
         role = item["role"]
         kinds = PARTS.get(role, ("input_text",))
@@ -160,14 +150,16 @@ def _part(raw: Any, where: str, kinds: Sequence[str], reader: Reader) -> Item:
     if not isinstance(kind, str) or kind not in kinds:
         raise bad_value(f"{where}.type", " or ".join(kinds), "invalid_value")
     part = reader.object(raw, where, *_PARTS[kind])
-    for name in ("file_id", "file_url"):
-        if name in part:
-            spot, fix = f"{where}.{name}", "image_url" if kind == "input_image" else "file_data"
-            problem = f"`{spot}`: Baton keeps and fetches no files; send `{fix}`"
-            raise BadRequest(problem, param=spot, code="unsupported_value")
-    for name in {"input_image": ("image_url",), "input_file": ("file_data",)}.get(kind, ()):
-        if name not in part:
-            raise missing_error(f"{where}.{name}")
+    name = {"input_image": "image_url", "input_file": "file_data"}.get(kind)
+    if "file_id" in part:
+        spot = f"{where}.file_id"
+        raise BadRequest(f"`{spot}`: Baton keeps no files; send `{name}`", param=spot, code="unsupported_value")
+    if name == "file_data" and name not in part and "file_url" in part:
+        if part["file_url"][:6].lower() != "https:":
+            raise bad_value(f"{where}.file_url", "an `https:` URL", "invalid_value")
+        return {**part, name: part["file_url"]}
+    if name is not None and name not in part:
+        raise missing_error(f"{where}.{name}")
     return part
 
 
@@ -189,33 +181,61 @@ def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
     """Convert items to chat messages; return them with, for each, the index of the item that began it.
 
     Of reasoning items only the state of a vendor goes on, as that of its turn. The calls and the text of one assistant
-    turn are separate items but one message.
+    turn are separate items but one message. Marks hold what a chat message has no place for.
     """
     messages: list[Message] = []
     origins: list[int] = []
     state: Message = {}  # of the turn that begins
     call_states: dict[str, Message] = {}
+    passed: list[Message] = []  # marks of items that stand before the next message
+    states = {at: unsealed(str(item.get("encrypted_content") or "")) for at, item in _of_kinds(items, ("reasoning",))}
+    sealed = {response_of(str(items[at].get("id"))) for at, (fields, _) in states.items() if fields} - {None}
+    sealed |= {one.get("id") for fields, _ in states.values() for one in fields.get("reasoning_details") or ()}
     for index, item in enumerate(items):
         if state and messages and messages[-1]["role"] == "assistant" and "extra_content" not in messages[-1]:
             messages[-1].update(state)
             state = {}
         if item["type"] == "reasoning":
-            fields, calls = unsealed(str(item.get("encrypted_content") or ""))
+            fields, calls = states[index]
             state, call_states = fields or state, call_states | calls
-        elif item["type"] == "message":
-            _add_message(messages, item)
-        elif item["type"] in ("function_call", "custom_tool_call"):
-            _assistant(messages).setdefault("tool_calls", []).append(_call(item))
-        elif item["type"] in ("function_call_output", "custom_tool_call_output"):
-            content = _input_content(item["output"])
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+        elif item["type"] in PASSED:
+            own = str(item.get("id"))
+            if own not in sealed and response_of(own) not in sealed:  # else it comes with the state of its turn
+                passed.append({"type": marks.ITEM, "item": dict(item)})
+        else:
+            _add(messages, item)
+        if passed and len(messages) > len(origins):
+            messages[-1][marks.FIELD] = [*passed, *messages[-1].get(marks.FIELD, ())]
+            passed = []
         origins += [index] * (len(messages) - len(origins))
-    if state and messages and messages[-1]["role"] == "assistant":
-        messages[-1].update(state)
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            call.update(call_states.get(str(call["id"]), {}))
+    if messages:
+        messages[-1].update(state if messages[-1]["role"] == "assistant" else {})
+        messages[-1] = with_items(messages[-1], [mark["item"] for mark in passed])
+    for call in (call for message in messages for call in message.get("tool_calls") or ()):
+        call.update(call_states.get(str(call["id"]), {}))
     return messages, origins
+
+
+def _of_kinds(items: Sequence[Item], kinds: Collection[str]) -> Iterator[tuple[int, Item]]:
+    return ((at, item) for at, item in enumerate(items) if item["type"] in kinds)
+
+
+def with_items(message: Mapping[str, Any], items: Sequence[Item]) -> Message:
+    """The last message of a conversation with the items behind it that no chat message holds."""
+    behind = {"content": len(message.get("content") or "")}
+    placed = [{"type": marks.ITEM, "item": dict(item), "at": behind} for item in items if item["type"] in PASSED]
+    return {**message} | ({marks.FIELD: [*message.get(marks.FIELD, ()), *placed]} if placed else {})
+
+
+def _add(messages: list[Message], item: Item) -> None:
+    """Add a message, a call or the result of one."""
+    if item["type"] == "message":
+        _add_message(messages, item)
+    elif item["type"] in ("function_call", "custom_tool_call"):
+        _assistant(messages).setdefault("tool_calls", []).append(_call(item))
+    elif item["type"] in ("function_call_output", "custom_tool_call_output"):
+        content = _input_content(item["output"])
+        messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
 
 
 def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -248,11 +268,14 @@ def _add_message(messages: list[Message], item: Item) -> None:
         messages.append({"role": item["role"], "content": _input_content(item["content"])})
         return
     content = _assistant_content(item["content"])
+    mark = {"type": marks.MESSAGE, "phase": item["phase"]} if "phase" in item else None
     last = messages[-1] if messages else {}
-    if last.get("role") == "assistant" and last.get("tool_calls") and last.get("content") is None:
+    if last.get("tool_calls") and last.get("content") is None and "refusal" not in last:
         last.update(content)
+        behind = {**(mark or {"type": marks.MESSAGE}), "at": {"tool_calls": len(last["tool_calls"])}}
+        last[marks.FIELD] = [*last.get(marks.FIELD, ()), {"type": marks.CALL}, behind]
     else:
-        messages.append({"role": "assistant", **content})
+        messages.append({"role": "assistant", **content} | ({marks.FIELD: [mark]} if mark else {}))
 
 
 def _assistant_content(content: Any) -> Message:
@@ -300,32 +323,36 @@ def to_input_items(messages: Iterable[Mapping[str, Any]], response_hex: str, nam
     customs: set[str] = set()
     for message in messages:
         customs |= {str(call.get("id")) for call in message.get("tool_calls") or () if call.get("type") == "custom"}
-        for prefix, body in _bodies(message, names, customs):
-            items.append({"id": item_id(prefix, response_hex, INPUT_IDS + len(items)), **body})
+        before, behind = passed_items(message, behind=False), passed_items(message, behind=True)
+        for body in (*before, *_bodies(message, names, customs), *behind):
+            prefix = PREFIXES.get(body["type"], "ht")
+            items.append({**body, "id": item_id(prefix, response_hex, INPUT_IDS + len(items))})
     return items
 
 
-def _bodies(message: Mapping[str, Any], names: Names, customs: set[str]) -> Iterable[tuple[str, Message]]:
-    """Yield (id prefix, item without its id) for each item of a message. `customs`: ids of the custom calls."""
+def passed_items(message: Mapping[str, Any], *, behind: bool) -> list[Message]:
+    """The items that a client gave before a message, or behind the last one."""
+    given = (mark for mark in message.get(marks.FIELD) or () if mark["type"] == marks.ITEM)
+    return [dict(mark["item"]) for mark in given if bool(mark.get("at")) == behind]
+
+
+def _bodies(message: Mapping[str, Any], names: Names, customs: set[str]) -> Iterable[Message]:
+    """Yield the items of a message. `customs`: ids of the custom calls."""
     role, content = message.get("role"), message.get("content")
     if role == "tool":
         output = content if isinstance(content, str) else [_input_part(part) for part in content or ()]
         call_id = message.get("tool_call_id")
         if call_id in customs:
-            yield "ctco", {"type": "custom_tool_call_output", "call_id": call_id, "output": output}
+            yield {"type": "custom_tool_call_output", "call_id": call_id, "output": output}
         else:
-            yield "fco", {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
+            yield {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
     elif role == "assistant":
-        parts = output_parts(message)
-        if parts:
-            body = {"type": "message", "role": "assistant", "status": "completed", "content": parts}
-            yield "msg", body | {"phase": phase(message)}
-        for call in message.get("tool_calls") or ():
-            yield call_prefix(call), call_body(call, "completed", names)
+        items = output_of(message, names).items
+        yield from (item for item in items if item["type"] != "reasoning" and item.get("content", True))
     else:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
         inputs = [_input_part(part) for part in parts]
-        yield "msg", {"type": "message", "role": role, "status": "completed", "content": inputs}
+        yield {"type": "message", "role": role, "status": "completed", "content": inputs}
 
 
 def _input_part(part: Mapping[str, Any]) -> Message:
@@ -334,62 +361,8 @@ def _input_part(part: Mapping[str, Any]) -> Message:
         image = part["image_url"]
         return {"type": "input_image", "image_url": image.get("url"), "detail": image.get("detail") or "auto", **cache}
     if part.get("type") == "file":
-        return {"type": "input_file", **part["file"], **cache}
+        file = dict(part["file"])
+        if str(file.get("file_data"))[:6].lower() == "https:":
+            file["file_url"] = file.pop("file_data")
+        return {"type": "input_file", **file, **cache}
     return {"type": "input_text", "text": part.get("text") or "", **cache}
-
-
-def phase(message: Mapping[str, Any]) -> str:
-    """The phase of an assistant message: text beside calls is commentary, all other text the final answer."""
-    return "commentary" if message.get("tool_calls") else "final_answer"
-
-
-def output_parts(message: Mapping[str, Any]) -> list[Message]:
-    """The content parts of an assistant message: text, refusal, both or none."""
-    parts: list[Message] = []
-    if isinstance(message.get("content"), str) and message["content"]:
-        parts.append(text_part(message["content"], annotations=message.get("annotations")))
-    if isinstance(message.get("refusal"), str) and message["refusal"]:
-        parts.append({"type": "refusal", "refusal": message["refusal"]})
-    return parts
-
-
-def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = (), annotations: Any = None) -> Message:
-    """A part of generated text. `annotations`: those of the chat message."""
-    return {"type": "output_text", "text": text, "annotations": citations(annotations), "logprobs": list(logprobs)}
-
-
-def citations(annotations: Any) -> list[Message]:
-    """The url citations of a chat message, in the form of a text part. Those that are not in OpenAI's form are left
-    out."""
-    entries = [one.get("url_citation") for one in annotations or () if isinstance(one, Mapping)]
-    return [
-        {
-            "type": "url_citation",
-            "url": one["url"],
-            "title": one.get("title") if isinstance(one.get("title"), str) else "",
-            **{name: one[name] if isinstance(one.get(name), int) else 0 for name in ("start_index", "end_index")},
-        }
-        for one in entries
-        if isinstance(one, Mapping) and isinstance(one.get("url"), str)
-    ]
-
-
-def call_prefix(call: Mapping[str, Any]) -> str:
-    """The prefix of the id of a call's item."""
-    return "ctc" if call.get("type") == "custom" else "fc"
-
-
-def call_body(call: Mapping[str, Any], status: str, names: Names = NO_NAMES) -> Message:
-    """Convert a chat tool call to a `function_call` or `custom_tool_call` item without its id. `names`: of the tools as
-    the client knows them, by their names in the chat request."""
-    kind, content = ("custom", "input") if call.get("type") == "custom" else ("function", "arguments")
-    details = call.get(kind)
-    details = details if isinstance(details, Mapping) else {}
-    fields = {"call_id": call.get("id"), "name": details.get("name"), content: details.get(content)}
-    texts = {name: value if isinstance(value, str) else "" for name, value in fields.items()}
-    tool = names.get(texts["name"])
-    space = {"namespace": tool.namespace} if tool is not None and tool.namespace is not None else {}
-    texts["name"] = texts["name"] if tool is None else tool.name
-    if kind == "custom":
-        return {"type": "custom_tool_call", **texts, **space}
-    return {"type": "function_call", **texts, **space, "status": status}

@@ -6,20 +6,21 @@ The log holds the completion; Baton makes the object from it each time, for the 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.core.openai import marks
 from gateway.core.openai.finish import INCOMPLETE
-from gateway.core.openai.responses.items import Names, call_body, call_prefix, item_id, phase, text_part
-from gateway.core.openai.responses.outbound import hosted_item
+from gateway.core.openai.responses.bodies import Names
+from gateway.core.openai.responses.output import Output
 from gateway.core.openai.responses.request import ResponsesRequest, wants_logprobs, wants_state
 from gateway.core.openai.responses.tools import tool_names
-from gateway.core.openai.vendor import MESSAGE_FIELDS, sealed
+from gateway.core.openai.vendor import MESSAGE_FIELDS, REASONING, sealed
 
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 NOT_ECHOED = ("model", "input", "instructions", "stream", "stream_options", "store")
-REASONING = ("reasoning_content", "reasoning")  # the names that workers use for reasoning text
 _NAME = re.compile(r"resp_[0-9a-f]{32}")
 ECHOED_AS_GIVEN = (
     *("max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key", "prompt_cache_retention"),
@@ -73,9 +74,11 @@ def conversation_of_log(request: Mapping[str, Any], reply: Mapping[str, Any] | N
     """The messages of a stored response without its instructions, followed by its reply."""
     messages = list(request["messages"][1 if request["response"]["instructed"] else 0 :])
     message = _message(reply or {})
-    names = ("content", "refusal", "tool_calls", *MESSAGE_FIELDS)
+    reasoning = REASONING if marks.FIELD in message else ()
+    names = ("content", "refusal", "tool_calls", *MESSAGE_FIELDS, *reasoning, marks.FIELD)
     answer = {name: message[name] for name in names if message.get(name)}
-    return [*messages, {"role": "assistant", "content": None, **answer}] if answer else messages
+    content = None if answer.keys() & {"refusal", "tool_calls"} else ""  # of a turn of hosted tools alone
+    return [*messages, {"role": "assistant", "content": content, **answer}] if answer else messages
 
 
 def response_in_progress(head: Head) -> dict[str, Any]:
@@ -103,9 +106,9 @@ def response_in_progress(head: Head) -> dict[str, Any]:
         "store": head.stored,
         "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"},
         "tool_choice": echo.get("tool_choice") or "auto",
-        "tools": [_tool(tool) for tool in echo.get("tools") or ()],
+        "tools": [*map(_tool, echo.get("tools") or ()), *(echo.get("hosted_tools") or ())],
         "top_logprobs": echo.get("top_logprobs", 0),
-        "truncation": "disabled",
+        "truncation": echo.get("truncation") or "disabled",
         "usage": None,
         "metadata": dict(echo.get("metadata") or {}),
         **_conversation(echo.get("conversation")),
@@ -126,14 +129,26 @@ def finished_response(
     """The Response object of a successful request. `output`: its items, if they have already been streamed."""
     reason = INCOMPLETE.get(_finish(completion))
     tier = completion.get("service_tier")
-    return response_in_progress(head) | {
-        "status": "incomplete" if reason else "completed",
-        "completed_at": None if reason else completed_s,
-        "incomplete_details": {"reason": reason} if reason else None,
-        "output": list(output_items(head, completion) if output is None else output),
-        "service_tier": tier if tier in TIERS else "default",
-        "usage": _usage(completion.get("usage") or {}),
-    }
+    return (
+        response_in_progress(head)
+        | _facts(head, completion)
+        | {
+            "status": "incomplete" if reason else "completed",
+            "completed_at": None if reason else completed_s,
+            "incomplete_details": {"reason": reason} if reason else None,
+            "output": list(output_items(head, completion) if output is None else output),
+            "service_tier": tier if tier in TIERS else "default",
+            "usage": _usage(completion.get("usage") or {}),
+        }
+    )
+
+
+def _facts(head: Head, completion: Mapping[str, Any]) -> dict[str, Any]:
+    """What the worker's own Response object says of the request. Its tools count where they have the client's names."""
+    facts = marks.facts(_message(completion))
+    if any(tool["type"] == "namespace" for tool in head.echo.get("tools") or ()):
+        facts.pop("tools", None)
+    return facts
 
 
 def failed_response(head: Head, error: Mapping[str, Any], output: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
@@ -149,87 +164,34 @@ def failed_response(head: Head, error: Mapping[str, Any], output: Sequence[Mappi
 
 
 def output_items(head: Head, completion: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The generated output as items: reasoning, then the message, then the calls."""
-    choice, message = _choice(completion), _message(completion)
+    """The generated output as items, in the order of the worker's."""
+    choice = _choice(completion)
+    output = new_output(head)
+    for piece in (*marks.pieces(choice), *sources(completion)):
+        deque(output.choice(piece), 0)
     status = "incomplete" if _finish(completion) in INCOMPLETE else "completed"
-    items: list[dict[str, Any]] = []
-    texts = (message.get(name) for name in REASONING)
-    reasoning = next((text for text in texts if isinstance(text, str) and text), "")
-    state = sealed(message) if wants_state(head.echo) else None
-    if reasoning or state:
-        items.append(reasoning_item(head, 0, reasoning, "completed") | ({"encrypted_content": state} if state else {}))
-    items += hosted_items(head, message)
-    parts = content_parts(message, choice.get("logprobs") if wants_logprobs(head.echo) else None)
-    calls = [call for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
-    if parts or not (calls or reasoning):
-        items.append(message_item(head, 0, parts or [text_part("")], status, phase(message)))
-    names = head.tool_names
-    items += [call_item(head, number, call, status, names) for number, call in enumerate(calls)]
-    return items
+    deque(output.end(status, state_in(head, completion)), 0)
+    return output.items
 
 
-def hosted_items(head: Head, message: Mapping[str, Any], first: int = 0) -> list[dict[str, Any]]:
-    """The items of hosted tools that a worker's server ran, in a message or in a delta of one, with ids of this
-    response. `first`: how many came before."""
-    details = message.get("reasoning_details")
-    outputs = [hosted_item(one) for one in (details if isinstance(details, list) else ()) if isinstance(one, Mapping)]
-    items = [item for item in outputs if item is not None]
-    return [{**item, "id": item_id("ht", head.hex, first + at)} for at, item in enumerate(items)]
+def new_output(head: Head) -> Output:
+    """The output of a response, before its first piece."""
+    logprobs, sealing = wants_logprobs(head.echo), wants_state(head.echo)
+    return Output(head.hex, head.tool_names, logprobs=logprobs, sealing=sealing)
 
 
-def content_parts(message: Mapping[str, Any], logprobs: Any) -> list[dict[str, Any]]:
-    """The text and refusal of a chat message as content parts."""
-    parts: list[dict[str, Any]] = []
-    if isinstance(message.get("content"), str) and message["content"]:
-        parts.append(text_part(message["content"], token_logprobs(logprobs), message.get("annotations")))
-    if isinstance(message.get("refusal"), str) and message["refusal"]:
-        parts.append({"type": "refusal", "refusal": message["refusal"]})
-    return parts
+def sources(completion: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a search vendor names beside its choices (`search_results`, else the URLs of `citations`), as a piece of a
+    choice with citations of its text; none where the message has its own."""
+    found = completion.get("search_results") or completion.get("citations")
+    named = [one if isinstance(one, Mapping) else {"url": one} for one in found] if isinstance(found, list) else []
+    cited = [{"type": "url_citation", "url_citation": one} for one in named if isinstance(one.get("url"), str)]
+    return [{"delta": {"annotations": cited}}] if cited and not _message(completion).get("annotations") else []
 
 
-def message_item(
-    head: Head, number: int, parts: Sequence[Mapping[str, Any]], status: str, message_phase: str | None = None
-) -> dict[str, Any]:
-    """The `number`th message of a response. `message_phase`: commentary or final_answer, once it is known."""
-    name = item_id("msg", head.hex, number)
-    item = {"id": name, "type": "message", "status": status, "role": "assistant", "content": list(parts)}
-    return {**item, "phase": message_phase}
-
-
-def reasoning_item(head: Head, number: int, text: str, status: str) -> dict[str, Any]:
-    """The `number`th piece of reasoning that a worker showed."""
-    content = [{"type": "reasoning_text", "text": text}] if text else []
-    name = item_id("rs", head.hex, number)
-    return {"id": name, "type": "reasoning", "summary": [], "content": content, "status": status}
-
-
-def call_item(head: Head, number: int, call: Mapping[str, Any], status: str, names: Names) -> dict[str, Any]:
-    """The `number`th call of a chat message as an item."""
-    return {"id": item_id(call_prefix(call), head.hex, number), **call_body(call, status, names)}
-
-
-def token_logprobs(logprobs: Any) -> list[dict[str, Any]]:
-    """A chat choice's log-probabilities, token by token. Tokens that do not have OpenAI's form are left out."""
-    tokens = logprobs.get("content") if isinstance(logprobs, Mapping) else None
-    return [
-        {**_token(token), "top_logprobs": [_token(top) for top in token.get("top_logprobs") or () if _is_token(top)]}
-        for token in tokens or ()
-        if _is_token(token)
-    ]
-
-
-def _is_token(token: Any) -> bool:
-    return isinstance(token, Mapping) and isinstance(token.get("token"), str) and "logprob" in token
-
-
-def _token(token: Mapping[str, Any]) -> dict[str, Any]:
-    text = token["token"]
-    text_bytes = token.get("bytes")
-    return {
-        "token": text,
-        "logprob": token["logprob"],
-        "bytes": text_bytes if isinstance(text_bytes, list) else list(text.encode("utf-8", "replace")),
-    }
+def state_in(head: Head, completion: Mapping[str, Any]) -> str | None:
+    """What the vendor of a reply needs back, as one text, where the client wants it."""
+    return sealed(_message(completion)) if wants_state(head.echo) else None
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

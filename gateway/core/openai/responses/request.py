@@ -2,8 +2,8 @@
 
 `FIELDS` is the complete table of a request body: which properties are known, which values are acceptable, and what
 happens to each. With fate `chat`, the property is translated to a chat request. With `read`, Baton itself acts on it.
-With `echo`, the reply repeats it and it has no other effect. With `refused`, every value but the harmless one is a 400,
-because it asks for something that Baton does not do.
+With `native`, it goes to workers that are asked by this API, and no chat request has it. With `refused`, every value
+but the harmless one is a 400, because it asks for something that Baton does not do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.core.openai.chat import (
     parse_request,
 )
 from gateway.core.openai.options import TOOLS_MAX
-from gateway.core.openai.responses.items import Item, check_calls, parse_items, to_messages
+from gateway.core.openai.responses.items import PASSED, Item, check_calls, parse_items, to_messages, with_items
 from gateway.core.openai.responses.tools import (
     NAME_CHARS_MAX,
     chat_tool_choice,
@@ -30,6 +30,7 @@ from gateway.core.openai.responses.tools import (
     chosen_hosted,
     hosted_tools,
     read_tools,
+    shown_hosted,
 )
 from gateway.core.openai.shapes import (
     FLAG,
@@ -52,7 +53,7 @@ from gateway.core.openai.shapes import (
 )
 from gateway.errors import BadRequest, BatonError
 
-Fate = Literal["chat", "read", "echo", "refused"]
+Fate = Literal["chat", "read", "native", "refused"]
 INCLUDABLE = (
     "message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url",
     "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
@@ -63,10 +64,6 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 def _no_value(value: Any) -> str:
     return "unsupported_parameter"
-
-
-def _only_value(harmless: Any) -> Check:
-    return lambda value: None if value == harmless and type(value) is type(harmless) else "unsupported_parameter"
 
 
 def _conversation(value: Any) -> str | None:
@@ -89,7 +86,7 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
     "store": ("read", *FLAG),
     "stream": ("read", *FLAG),
     "stream_options": ("chat", *OBJECT),
-    "include": ("read", _includes, f"a list of: {', '.join(INCLUDABLE)}"),
+    "include": ("native", _includes, f"a list of: {', '.join(INCLUDABLE)}"),
     "metadata": ("chat", mapping, "up to 16 pairs of strings (64 / 512 characters)"),
     "user": ("chat", text(512), "a string"),
     "safety_identifier": ("chat", text(512), "a string"),
@@ -103,25 +100,17 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
     "frequency_penalty": ("chat", number(-2, 2), "a number from -2 to 2"),
     "top_logprobs": ("chat", integer(0, 20), "an integer from 0 to 20"),
     "max_output_tokens": ("chat", integer(1, TOKENS_MAX), "an integer above 0"),
-    "max_tool_calls": (
-        "echo",
-        integer(1, TOKENS_MAX),
-        "an integer above 0; it limits hosted tools, and Baton has none",
-    ),
+    "max_tool_calls": ("native", integer(1, TOKENS_MAX), "an integer above 0; it limits hosted tools"),
     "parallel_tool_calls": ("chat", *FLAG),
     "tools": ("chat", array(0, TOOLS_MAX), f"up to {TOOLS_MAX} tools"),
     "tool_choice": ("chat", any_of(text(64), mapping), "none, auto, required or an object"),
     "text": ("chat", mapping, "an object of `format` and `verbosity`"),
     "reasoning": ("chat", mapping, f"an object; its `effort` is one of {', '.join(EFFORTS)}"),
-    "truncation": (
-        "refused",
-        _only_value("disabled"),
-        "disabled: Baton never cuts input; shorten it before you send it",
-    ),
+    "truncation": ("native", one_of("auto", "disabled"), "auto or disabled; Baton itself never cuts input"),
     "background": ("read", *FLAG),
     "conversation": ("read", _conversation, "the id of a conversation, or an object with its `id`"),
     "prompt": ("refused", _no_value, "left out; Baton keeps no prompt templates, send `instructions` and `input`"),
-    "context_management": ("refused", _only_value([]), "left out; Baton never compacts the conversation"),
+    "context_management": ("native", array(0, 8, dict), "a list of objects; Baton itself never compacts"),
     "moderation": ("refused", _no_value, "left out; Baton moderates nothing"),
     "access_programs": ("refused", _no_value, "left out; Baton has no access programs"),
     "image": ("refused", _no_value, "left out; Baton sends images to the worker unchanged"),
@@ -131,6 +120,8 @@ _REASONING: Properties = {
     "effort": (one_of(*EFFORTS), f"one of {', '.join(EFFORTS)}"),
     "summary": _SUMMARY,
     "generate_summary": _SUMMARY,
+    "context": (text(64), "a string"),
+    "mode": (text(64), "a string"),
 }
 _CACHE: Properties = {"mode": (text(64), "a string"), "ttl": (text(64), "a string"), "prewarm": FLAG}
 _TEXT: Properties = {"format": OBJECT, "verbosity": (one_of("low", "medium", "high"), "low, medium or high")}
@@ -233,8 +224,12 @@ def parse_responses_request(
         raise BadRequest(problem, param="conversation", code="mutually_exclusive_parameters")
     items = parse_items(properties["input"], items_max, reader)
     tools = hosted_tools(properties.get("tools"))
-    hosted = HostedTools(tools, chosen_hosted(properties.get("tool_choice"), tools))
+    choice = chosen_hosted(properties.get("tool_choice"), tools, properties.get("tools") or ())
     properties |= {name: _DEEP[name](properties[name], reader) for name in _DEEP if name in properties}
+    native, names = _native(properties)
+    hosted = HostedTools(tools, choice, native, (*names, *_lacking_in_chat(items)))
+    if tools:
+        properties["hosted_tools"] = shown_hosted(tools)
     if strict and reader.dropped:
         raise unknown_parameter(reader.dropped[0])
     return ResponsesRequest(properties["model"], items, properties, tuple(reader.dropped), hosted, extras)
@@ -245,6 +240,23 @@ def _refuse(name: str) -> None:
     if name in MOVED:
         problem = f"Unsupported parameter: '{name}'. In the Responses API, this parameter has moved to '{MOVED[name]}'."
         raise BadRequest(problem, param=name, code="unsupported_parameter")
+
+
+def _native(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(the parameters for workers of this API alone, the names of those without which a reply would be another)."""
+    native = {name: body[name] for name, (fate, _, _) in FIELDS.items() if fate == "native" and name in body}
+    reasoning = {"summary": body.get("reasoning", {}).get("generate_summary"), **body.get("reasoning", {})}
+    names = [name for name in ("truncation", "context_management") if body.get(name) not in (None, "disabled", [])]
+    if own := {name: reasoning[name] for name in ("context", "mode", "summary") if reasoning.get(name)}:
+        native["reasoning"] = own
+        names += [f"reasoning.{name}" for name in own]
+    return native, names
+
+
+def _lacking_in_chat(items: Sequence[Item]) -> list[str]:
+    """The types of items that no chat message holds, and `phase` where a message has one."""
+    phases = ["phase" for item in items if item["type"] == "message" and "phase" in item]
+    return list(dict.fromkeys([*(str(item["type"]) for item in items if item["type"] in PASSED), *phases]))
 
 
 def _text_config(raw: Any, reader: Reader) -> dict[str, Any]:
@@ -320,6 +332,8 @@ def chat_request(
     """
     instructions = [{"role": "system", "content": request.instructions}] if request.instructions is not None else []
     new, item_indices = to_messages(items)
+    if history and not new:  # an answer to the item of a hosted tool
+        history = [*history[:-1], with_items(history[-1], items)]
     messages = [*instructions, *history, *new]
     text_input = "input" if isinstance(request.body["input"], str) else None
     names = ParamNames(
@@ -337,8 +351,9 @@ def chat_request(
         chat = parse_request(body, messages_max=messages_max, media_bytes_max=media_bytes_max, vendor=known)
     except BadRequest as error:
         raise names.reword(error) from None
-    types = tuple(dict.fromkeys(str(tool["type"])[:NAME_CHARS_MAX] for tool in request.hosted.tools))
-    return replace(chat, dropped=(*request.dropped, *chat.dropped), hosted=request.hosted, left_out=types), names
+    types = [str(tool["type"])[:NAME_CHARS_MAX] for tool in request.hosted.tools]
+    left_out, dropped = tuple(dict.fromkeys([*types, *request.hosted.items])), (*request.dropped, *chat.dropped)
+    return replace(chat, dropped=dropped, hosted=request.hosted, left_out=left_out), names
 
 
 def _params(body: Mapping[str, Any]) -> dict[str, Any]:

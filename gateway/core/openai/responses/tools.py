@@ -26,6 +26,7 @@ from gateway.core.openai.shapes import (
 )
 from gateway.errors import BadRequest
 
+_SECRET = ("authorization", "headers")  # of an MCP server
 CHAT = ("name", "description", "parameters", "strict")
 NAME_CHARS_MAX = 64
 _NAME = text(NAME_CHARS_MAX, r"[a-zA-Z0-9_-]+"), f"1 to {NAME_CHARS_MAX} letters, digits, _ or -"
@@ -73,11 +74,19 @@ def hosted_tools(raw: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(tool for tool in raw or () if _is_hosted(tool))
 
 
-def chosen_hosted(choice: Any, hosted: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The `tool_choice` of a request that chose one of its hosted tools; None for any other."""
+def shown_hosted(hosted: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The declarations of hosted tools as a reply repeats them: without what lets somebody in."""
+    return [{name: value for name, value in tool.items() if name not in _SECRET} for tool in hosted]
+
+
+def chosen_hosted(
+    choice: Any, hosted: Sequence[Mapping[str, Any]], tools: Sequence[Any]
+) -> Mapping[str, Any] | str | None:
+    """The `tool_choice` of a request that chose one of its hosted tools, or among them where all of its `tools` are
+    hosted; None for any other."""
     if isinstance(choice, Mapping) and choice.get("type") in [tool["type"] for tool in hosted]:
         return choice
-    return None
+    return choice if isinstance(choice, str) and hosted and len(hosted) == len(tools) else None
 
 
 def _is_hosted(tool: Any) -> bool:

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.core.money.amounts import Usage
+from gateway.core.openai.finish import finish_reason
 from gateway.core.openai.reply import TextChunk
 from gateway.core.openai.vendors.usage import read_usage
 from gateway.errors import UpstreamProtocol
 
 _MAY_END = ("tool", "function", "assistant")  # roles after which a model may have nothing to add
+_BROKEN = ("error", "abort", "aborted", "network_error", "insufficient_system_resource")  # no reason for silence
 _MAY_STOP = ("stop", "logit_bias")  # properties that can end a reply before its first word
 
 
@@ -33,7 +35,8 @@ def speaks(chunk: Mapping[str, Any]) -> bool:
 
 
 def _says(choice: Mapping[str, Any], part: str) -> bool:
-    if choice.get("finish_reason") not in (None, "", "stop"):
+    word = choice.get("finish_reason")
+    if word != "stop" and finish_reason(word) not in (None, "stop") and str(word).lower() not in _BROKEN:
         return True
     fields = choice.get(part) or {}
     return any(value for name, value in fields.items() if name != "role")

@@ -20,7 +20,7 @@ CODES = ("code", "type", "error_type", "status")  # of its kind, the most exact 
 INSIDE = ("error", "errors", "detail", "base_resp", "fault")  # where an error's object stands
 
 
-class Fault(NamedTuple):
+class VendorFault(NamedTuple):
     """An error as far as it can be read. `message` is empty where it says nothing."""
 
     message: str = ""
@@ -64,22 +64,22 @@ def status_of(value: Any, depth: int = 0) -> int | None:
     return next(iter(numbers), None) or next((_STATUS_OF[word] for word in words if word in _STATUS_OF), None)
 
 
-def read_fault(body: bytes) -> Fault:
+def read_fault(body: bytes) -> VendorFault:
     """The error in the body of a reply. A body that is no JSON is taken as its words, unless it is a page."""
     with suppress(ValueError, RecursionError):
         return fault_of(json.loads(body))
     text = body[:TEXT_CHARS_MAX].decode("utf-8", "replace").strip()
-    return Fault() if text.startswith("<") or not text.isprintable() else fault_of(text)
+    return VendorFault() if text.startswith("<") or not text.isprintable() else fault_of(text)
 
 
-def fault_of(value: Any, depth: int = 0) -> Fault:
+def fault_of(value: Any, depth: int = 0) -> VendorFault:
     """The error in a JSON value."""
     if isinstance(value, list) and value and depth < DEPTH_MAX:
         return fault_of(value[0], depth + 1)
     if isinstance(value, str):
-        return Fault(value[:TEXT_CHARS_MAX], is_overflow=is_overflow(value[:TEXT_CHARS_MAX]))
+        return VendorFault(value[:TEXT_CHARS_MAX], is_overflow=is_overflow(value[:TEXT_CHARS_MAX]))
     if not isinstance(value, Mapping):
-        return Fault()
+        return VendorFault()
     inner = next((value[name] for name in INSIDE if isinstance(value.get(name), Mapping | list) and value[name]), None)
     if inner is not None and depth < DEPTH_MAX:
         fault = fault_of(inner, depth + 1)
@@ -88,10 +88,10 @@ def fault_of(value: Any, depth: int = 0) -> Fault:
     return quoted if quoted is not None and quoted.message else _object(value)
 
 
-def _object(value: Mapping[str, Any]) -> Fault:
+def _object(value: Mapping[str, Any]) -> VendorFault:
     message = next((value[name] for name in WORDS if isinstance(value.get(name), str)), "")[:TEXT_CHARS_MAX]
     param, code = value.get("param"), value.get("code")
-    return Fault(
+    return VendorFault(
         message,
         param if isinstance(param, str) else None,
         code if isinstance(code, str) else None,
@@ -99,7 +99,7 @@ def _object(value: Mapping[str, Any]) -> Fault:
     )
 
 
-def _quoted(value: Mapping[str, Any], depth: int) -> Fault | None:
+def _quoted(value: Mapping[str, Any], depth: int) -> VendorFault | None:
     """The vendor's own error, which OpenRouter quotes as text in `metadata.raw`."""
     metadata = value.get("metadata")
     raw = metadata.get("raw") if isinstance(metadata, Mapping) else None

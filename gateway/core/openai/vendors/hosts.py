@@ -7,13 +7,12 @@ one. The pool file's `cannot` adds to what is refused here, and its `takes` remo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from gateway.core.openai.vendors.roles import ANY, Template
-from gateway.core.pool.workers import TURNS, WorkerSpec
 
 _UNKNOWN = ("developer", "late_system")
 _ALTERNATING = (*_UNKNOWN, "repeated_roles")
@@ -69,20 +68,38 @@ _LIMITS_OF: Mapping[str, Limits] = {
 }
 
 
-def limits_of(spec: WorkerSpec) -> Limits:
-    """The limits of a worker's vendor."""
-    return _LIMITS_OF.get(_vendor(spec) or "", Limits())
+@dataclass(frozen=True, slots=True)
+class KnownVendor:
+    """Whom a worker asks, as far as the tables above know. `name`: LiteLLM's name of a provider, or the end of the
+    host's; None: it is not known. `model`: without its path, in lower case."""
+
+    name: str | None
+    model: str
+
+    @property
+    def limits(self) -> Limits:
+        """Its limits."""
+        return _LIMITS_OF.get(self.name or "", Limits())
+
+    def template(self, cannot: Collection[str], takes: Collection[str]) -> Template:
+        """What it takes of a conversation's turns. `cannot` and `takes`: of the worker's entry in the pool file."""
+        return _template(_refused(self.name, self.model).union(cannot).difference(takes))
 
 
-def template_of(spec: WorkerSpec) -> Template:
-    """What a worker takes of a conversation's turns."""
-    known = _refused(_vendor(spec), (spec.model or "").rpartition("/")[2].lower())
-    return _template(known.union(spec.cannot).difference(spec.takes))
+@lru_cache(maxsize=1024)
+def vendor_of(kind: str, host: str, model: str) -> KnownVendor:
+    """The vendor of a worker of that kind, behind that host, with that model."""
+    provider, _, _ = model.partition("/")
+    if kind == "litellm":
+        name = provider if provider in _TURNS_OF else None
+    else:
+        name = next((end for end in _TURNS_OF if "." in end and host.endswith(end)), None)
+    return KnownVendor(name, model.rpartition("/")[2].lower())
 
 
 @lru_cache(maxsize=1024)
 def _template(refused: frozenset[str]) -> Template:
-    return Template(**{name: name not in refused for name in (*TURNS, "tools")}) if refused else ANY
+    return Template(**{name: name not in refused for name in Template.__slots__}) if refused else ANY
 
 
 @lru_cache(maxsize=1024)
@@ -93,16 +110,3 @@ def _refused(vendor: str | None, model: str) -> frozenset[str]:
         return frozenset(of_host)
     refused = frozenset((*(of_host or ()), *(_UNKNOWN if family is None else family)))
     return refused if family or family is None else refused - {"developer"}
-
-
-def _vendor(spec: WorkerSpec) -> str | None:
-    """The vendor's key in the tables above: LiteLLM's name, or the end of its host's; None: it is not known."""
-    if spec.kind == "litellm":
-        provider = (spec.model or "").partition("/")[0]
-        return provider if provider in _TURNS_OF else None
-    return _by_host(spec.host)
-
-
-@lru_cache(maxsize=1024)
-def _by_host(host: str) -> str | None:
-    return next((name for name in _TURNS_OF if "." in name and host.endswith(name)), None)

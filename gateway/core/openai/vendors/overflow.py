@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 CODE = "context_length_exceeded"  # OpenAI's: clients shorten the conversation on it
 STATUSES = (400, 413, 422, 500)  # with which vendors say it
@@ -62,3 +63,14 @@ def is_overflow(text: str, fields: Iterable[object] = ()) -> bool:
     if any(isinstance(field, str) and field.lower().replace("-", "_") in FIELDS for field in fields):
         return True
     return _WORDS.search(text) is not None and _ELSE.search(text) is None
+
+
+def context_exceeded(limit_tokens: int, tokens: int, who: str, instead: str = "") -> dict[str, Any]:
+    """The message, `param` and `code` of a prompt that is too long, in OpenAI's words: clients shorten the
+    conversation on this code. `instead`: what else helps, as the end of a sentence."""
+    problem = f"The maximum context length of {who} is {limit_tokens} tokens. However, your messages resulted in"
+    return {
+        "message": f"{problem} about {tokens} tokens. Please reduce the length of the messages{instead}.",
+        "param": "messages",
+        "code": "context_length_exceeded",
+    }

@@ -20,6 +20,7 @@ from typing import Any
 from gateway.core.money.amounts import TOKENS_PER_REQUEST, Usage, input_tokens_bound, media_tokens_bound, nano_to_usd
 from gateway.core.money.details import PLACES, PROMPT_DETAILS, REPLY_DETAILS, details_json
 from gateway.core.openai.chat import choices_in
+from gateway.core.openai.parts import LINKS
 from gateway.core.openai.vendors.dialects import counts_in, usage_of
 
 BYTES_PER_TOKEN = 4  # the usual rule of thumb for English; used only if the worker reports nothing
@@ -124,15 +125,24 @@ def _limit(asked: int | None, reply_bytes: int, context_tokens: int, thought: in
 
 
 def _believed_parts(usage: Usage, prompt: int | None, completion: int | None, denied: int) -> dict[str, int]:
-    """The parts of what was believed. `denied`: the thinking that was not."""
+    """The parts of what was believed, no more than it. `denied`: the thinking that was not."""
     wholes = {PROMPT_DETAILS: prompt, REPLY_DETAILS: completion}
     parts = {
         name: count
         for name, count in usage.details.items()
         if name not in PLACES or wholes[PLACES[name][0]] is not None
     }
-    if "reasoning_tokens" in parts and denied:
-        del parts["reasoning_tokens"]
+    if denied:
+        parts.pop("reasoning_tokens", None)
+    if not parts:
+        return parts
+    room = {"cached_tokens": prompt, "cache_write_tokens": (prompt or 0) - parts.get("cached_tokens", 0)}
+    room |= {"reasoning_tokens": completion}
+    for name, most in room.items():
+        if name in parts:
+            parts[name] = max(0, min(parts[name], most or 0))
+    if "cache_write_1h_tokens" in parts:
+        parts["cache_write_1h_tokens"] = min(parts["cache_write_1h_tokens"], parts.get("cache_write_tokens", 0))
     return parts
 
 
@@ -184,12 +194,14 @@ class Text:
             self.texts.append(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
 
     def _add_part(self, part: Mapping[str, Any]) -> None:
-        if part.get("type") in ("text", "refusal"):
-            self.add(part.get("text") or part.get("refusal"))
-        else:
+        if part.get("type") in LINKS:
             media_tokens = media_tokens_bound(part)
             self.tokens += media_tokens
             self.media_tokens += media_tokens
+        elif part.get("type") in ("text", "refusal") and not part.get("block"):
+            self.add(part.get("text") or part.get("refusal"))
+        else:  # a block of thinking, or one that is sent in place of its part
+            self.add(dict(part))
 
 
 def request_text(body: Mapping[str, Any]) -> Text:

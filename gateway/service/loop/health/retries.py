@@ -1,6 +1,24 @@
-"""How many calls may be tried again, as a share of all calls. Pure."""
+"""How many retries a gateway allows itself, and how long it waits before each."""
 
 from __future__ import annotations
+
+from tenacity import AsyncRetrying, RetryCallState, wait_exponential, wait_random
+
+_NO_RETRIES = AsyncRetrying()
+
+
+class Backoff:
+    """Pauses that double from `initial_s` to `s_max`, and a random part of up to `initial_s` more."""
+
+    def __init__(self, initial_s: float, s_max: float) -> None:
+        self._wait = wait_exponential(multiplier=initial_s, max=s_max) + wait_random(0, initial_s)
+
+    def wait_s(self, number: int) -> float:
+        """The pause after the `number`th attempt. tenacity's own loop would cost more than most calls need, which are
+        not retried."""
+        state = RetryCallState(retry_object=_NO_RETRIES, fn=None, args=(), kwargs={})
+        state.attempt_number = number
+        return self._wait(state)
 
 
 class RetryBudget:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.adapters.host import poolfile
+from gateway.adapters.upstream.http1.ways import Ways
+from gateway.adapters.upstream.looks import HttpLooks
 from gateway.adapters.upstream.pooled import pooled_workers
-from gateway.adapters.upstream.reach.looks import HttpLooks
-from gateway.adapters.upstream.reach.ways import Ways
 from gateway.core.pool.workers import PoolFile, WorkerSpec
-from gateway.service.admin.reach import ask, look_at
+from gateway.service.policies.reach import ask, look_at
 from gateway.service.ports.pools import LoadedPool, Sight
 
 

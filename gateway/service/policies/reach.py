@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gateway.core.pool.models import adapt, model_of
-from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec, revision_of
+from gateway.core.pool.revision import revision_of
+from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import UpstreamError, UpstreamRefused
 from gateway.service.ports.pools import LoadedPool, Sight, WorkerLooks
 from gateway.service.ports.request import WorkerCall, Workers

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from gateway.adapters.upstream.client import http_client
-from gateway.adapters.upstream.reach.ways import Ways
+from gateway.adapters.upstream.http1.ways import Ways
 from gateway.adapters.upstream.replies import TRANSPORT, bounded_body, reading_error
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError, UpstreamError
@@ -97,7 +97,8 @@ class HttpLooks(WorkerLooks):
         elif worker.kind not in ("openai", "litellm") or vendor is None or url.startswith("local:"):
             return None
         elif worker.kind == "litellm" and url:
-            vendor = vendor._replace(url=f"{url}/v1/models" if provider == "anthropic" else f"{url}/models")
+            own = url.removesuffix("/messages").removesuffix("/v1") + "/v1" if provider == "anthropic" else url
+            vendor = vendor._replace(url=f"{own}/models")
         headers = {"accept-encoding": "identity", **vendor.own}
         if key := secrets.get(worker.name):
             headers[vendor.header] = vendor.prefix + key

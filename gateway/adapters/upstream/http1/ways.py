@@ -18,7 +18,7 @@ import yarl
 
 from gateway.adapters.upstream.http1.pool import Http1Reply
 from gateway.core.pool.ways import DIRECT, Detour, Proxies, proxy_problem, shown, with_scheme
-from gateway.core.pool.workers import WorkerSpec
+from gateway.core.pool.workers import ANTHROPIC_URL, WorkerSpec
 from gateway.errors import ConfigError
 
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
@@ -63,7 +63,8 @@ class Ways:
     def of_worker(self, worker: WorkerSpec, secrets: Mapping[str, str]) -> Way:
         """The way to a worker. `secrets`: those of the pool file. Raises ConfigError."""
         proxy = secrets.get(f"{worker.name} proxy", worker.proxy)
-        return self.of(worker.url or "", worker.detour._replace(proxy=proxy))
+        url = worker.url or (ANTHROPIC_URL if worker.speaks_messages else "")
+        return self.of(url, worker.detour._replace(proxy=proxy))
 
     def _made(self, url: str, detour: Detour) -> Way:
         own = bool(detour.ca_file or detour.client_cert)

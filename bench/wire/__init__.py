@@ -1,0 +1,1 @@
+"""Recorded exchanges of vendors, sent again through a gateway whose workers answer with the recorded bytes."""
