@@ -125,7 +125,9 @@ async def test_two_at_a_sessions_last_dollar_never_pass_it() -> None:
         assert {reply.status_code for reply in replies} <= {200, 429}
         refused = [error_of(reply) for reply in replies if reply.status_code == 429]
         assert refused
-        assert all(one[1] == "insufficient_quota" and "Session `run-1` has $" in one[3] for one in refused)
+        codes = {one[1] for one in refused}  # spent, or held by the others
+        assert codes <= {"insufficient_quota", "budget_held"}
+        assert all("Session `run-1` has $" in one[3] for one in refused)
 
 
 async def test_calls_end_a_request_with_its_best_answer_and_then_refuse() -> None:
