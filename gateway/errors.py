@@ -42,7 +42,6 @@ Each error carries its `status`, `type` and `code`; only `api/edge/stack.py` tur
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 
@@ -397,13 +396,3 @@ class SpoolFull(Unavailable):
     """The journal has no room on its disk."""
 
     code = "spool_full"
-
-
-@cache
-def own_codes() -> frozenset[str]:
-    """The codes of all classes of the tree. A worker's error may carry another code, which the worker chose."""
-    codes, classes = {"cancelled"}, [BatonError]
-    for one in classes:
-        codes |= {one.code} if one.code else set()
-        classes += one.__subclasses__()
-    return frozenset(codes)

@@ -12,12 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from gateway.core.log.alerts import KINDS
-from gateway.core.log.rollout import RolloutRecord, StepRecord
+from gateway.core.log.rollout import RolloutRecord, StepRecord, own_codes
 from gateway.core.money.details import BILLED
 from gateway.core.policies.versions import Standing
 from gateway.core.policies.watch import SERVER_FAULTS
 from gateway.core.pool.workers import NANO_PER_USD
-from gateway.errors import own_codes
 
 log = logging.getLogger("baton")
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -155,6 +154,7 @@ class PrometheusMetrics:
             (self._policy_rollbacks, ("validity", "errors", "outcome", "cost", "refused")),
             (self._dead_letters, ("rollout", "settle", "unknown")),
             (self._damaged, ("torn", "corrupt")),
+            (self._estimates, ("clipped", "pace")),
         ):
             for value in values:
                 counter.labels(value)

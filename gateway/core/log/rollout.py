@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from operator import attrgetter
 from typing import Any
+
+from gateway.errors import BatonError
 
 
 @dataclass(slots=True)
@@ -209,3 +212,13 @@ def plan_probability(logprobs: Sequence[float | None], mask: Sequence[bool]) -> 
             return None
         total += logprob
     return math.exp(total)
+
+
+@cache
+def own_codes() -> frozenset[str]:
+    """The codes of all errors. A worker's error may carry another code, which the worker chose."""
+    codes, classes = {"cancelled"}, [BatonError]
+    for one in classes:
+        codes |= {one.code} if one.code else set()
+        classes += one.__subclasses__()
+    return frozenset(codes)
