@@ -97,7 +97,7 @@ counterparts and what becomes of them are in the [API reference](api.md#post-v1c
 ITEMS = """
 ## Input and tools
 
-`input` is a string or a list of items: {kinds}.
+{kinds}
 `reasoning` items are accepted; of them only Baton's own `encrypted_content` is sent on, to the vendor that needs it. A
 message's content is text, `input_text`, `input_image` (`image_url`) and `input_file` (`file_data` or `file_url`), an
 assistant's `output_text` and `refusal`; `file_id` is refused, as no files are kept. A file is PDF, text of any kind or
@@ -105,7 +105,7 @@ an office document. By URL it goes to workers of this API that [fetch](pool.md) 
 fetched here as images are. Every `function_call` needs its `function_call_output` and the other way round. An
 `item_reference` finds items of stored responses of the same key.
 
-Other items have no place in a chat message: {passed}.
+{passed}
 They go on as they came, at their place, to workers that are
 [asked by this API](pool.md#workers-behind-the-responses-api), those of hosted tools only where the worker has some.
 Elsewhere they are left out, and `x-baton-left-out` names their types; so it does with `phase`, `reasoning.summary`,
@@ -161,8 +161,9 @@ def render() -> str:
     """Return the page."""
     good = {name: good for name, (_, _, good) in FIELDS.items()} | {"include": "a list of the names below"}
     rows = [(code(name), good[name], FATES[fate]) for name, (fate, _, _) in FIELDS.items()]
-    kinds = ", ".join(map(code, KINDS))
-    passed = f"{', '.join(map(code, NATIVE))} and hosted tools' (`web_search_call`, …)"
+    kinds = paragraph(f"`input` is a string or a list of items: {', '.join(map(code, KINDS))}.")
+    native = f"{', '.join(map(code, NATIVE))} and hosted tools' (`web_search_call`, …)"
+    passed = paragraph(f"Other items have no place in a chat message: {native}.")
     moved = ", ".join(f"`{name}` (`{new}`)" for name, new in MOVED.items())
     properties = table(("property", "a good value", "what becomes of it"), rows)
     included = paragraph(f"`include` may name {', '.join(map(code, INCLUDABLE))}.")
