@@ -220,7 +220,7 @@ class PrometheusMetrics:
         for attempt in step.attempts:
             self._of(self._attempts, attempt.worker or step.worker, _outcome(attempt.error)).inc()
             if attempt.counted_by:
-                self._of(self._estimates, attempt.worker or step.worker, attempt.counted_by).inc()
+                self._of(self._estimates, attempt.counted_by).inc()
         if own := sum(attempt.worker is None for attempt in step.attempts):
             self._of(self._retries, step.worker).inc(own - 1)
         if step.child_rollout_id is not None:
