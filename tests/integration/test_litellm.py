@@ -132,7 +132,7 @@ async def test_a_vendor_that_fetches_pictures_itself_is_sent_their_url(
 ) -> None:
     upstream.script = Script(text="seen")
     url = "https://example.org/x.png"
-    parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}]
+    parts: list[dict[str, Any]] = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}]
     call = a_call(upstream.url, messages=[{"role": "user", "content": parts}])
     call = replace(call, worker=call.worker.model_copy(update={"fetches": True}))
     await workers.complete(call)
