@@ -73,8 +73,10 @@ def reply_facts(worker_body: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     facts = {name: value for name, value in worker_body.items() if name not in _OWN and _passes(name, value)}
     tier, fingerprint = worker_body.get("service_tier"), worker_body.get("system_fingerprint")
-    if tier:
-        facts |= {"service_tier": tier} if tier in TIERS else {"service_tier": None, "native_service_tier": tier}
+    if tier or "native_service_tier" in facts:
+        facts |= {"service_tier": tier} if tier in TIERS else {"service_tier": None}
+    if tier and tier not in TIERS:
+        facts["native_service_tier"] = tier
     return facts | ({"system_fingerprint": fingerprint} if isinstance(fingerprint, str) and fingerprint else {})
 
 

@@ -235,7 +235,7 @@ class StepCall:
         """The reply in one piece. Raises EmptyReply."""
         reply = await self._calls.workers.complete(call)
         if self._must_speak:
-            check_whole(reply.body, reply.usage, self._body)
+            check_whole(self._run.spec.name, reply.body, reply.usage, self._body)
         return reply
 
     async def _first_chunks(self, call: WorkerCall) -> tuple[list[Mapping[str, Any]], Chunks]:
@@ -246,7 +246,7 @@ class StepCall:
             first.append(chunk)
             if speaks(chunk) or not self._must_speak:
                 return first, chunks
-        check_stream(first, self._body)
+        check_stream(self._run.spec.name, first, self._body)
         return first, chunks
 
     def _record_failure(self, error: BaseException) -> None:

@@ -20,7 +20,7 @@ SILENT: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, {"content"
 def test_nothing_said_and_nothing_thought_is_a_failure(message: dict[str, Any], reason: Any) -> None:
     reply = {"choices": [{"message": message, "finish_reason": reason}]}
     with pytest.raises(EmptyReply) as caught:
-        check_whole(reply, Usage(9, 0), ASKED)
+        check_whole("w", reply, Usage(9, 0), ASKED)
     assert caught.value.retryable
     assert (caught.value.code, caught.value.usage) == ("empty_reply", Usage(9, 0))
 
@@ -43,12 +43,12 @@ def test_nothing_said_and_nothing_thought_is_a_failure(message: dict[str, Any], 
     ],
 )
 def test_a_reply_that_may_be_empty_is_one(choice: dict[str, Any], usage: Usage, request_body: dict[str, Any]) -> None:
-    check_whole({"choices": [choice]}, usage, request_body)
+    check_whole("w", {"choices": [choice]}, usage, request_body)
 
 
 def test_one_choice_that_says_something_is_enough() -> None:
     choices = [{"message": {}, "finish_reason": "stop"}, {"message": {"content": "x"}, "finish_reason": "stop"}]
-    check_whole({"choices": choices}, Usage(9, 0), ASKED)
+    check_whole("w", {"choices": choices}, Usage(9, 0), ASKED)
 
 
 def test_a_stream_is_judged_by_its_usage() -> None:
@@ -58,8 +58,8 @@ def test_a_stream_is_judged_by_its_usage() -> None:
     assert not any(speaks(chunk) for chunk in silent)
     assert speaks({"choices": [{"delta": {}, "finish_reason": "length"}]})
     assert speaks({"choices": [{"delta": {"reasoning_content": "hm"}}]})
-    check_stream([role, end, {"choices": [], "usage": usage_body(Usage(9, 3))}], ASKED)
+    check_stream("w", [role, end, {"choices": [], "usage": usage_body(Usage(9, 3))}], ASKED)
     with pytest.raises(EmptyReply):
-        check_stream([role, end, {"choices": [], "usage": usage_body(Usage(9, 0))}], ASKED)
+        check_stream("w", [role, end, {"choices": [], "usage": usage_body(Usage(9, 0))}], ASKED)
     with pytest.raises(UpstreamProtocol, match="stream was empty"):
-        check_stream([], ASKED)
+        check_stream("w", [], ASKED)

@@ -22,8 +22,8 @@ class EmptyReply(UpstreamProtocol):
     code = "empty_reply"
     kind = "empty"
 
-    def __init__(self, usage: Usage | None) -> None:
-        super().__init__("the worker's reply is empty")
+    def __init__(self, worker: str, usage: Usage | None) -> None:
+        super().__init__(f"worker {worker}'s reply is empty")
         self.usage = usage
 
 
@@ -42,24 +42,24 @@ def _says(choice: Mapping[str, Any], part: str) -> bool:
     return any(value for name, value in fields.items() if name != "role")
 
 
-def check_whole(reply: Mapping[str, Any], usage: Usage, request: Mapping[str, Any]) -> None:
+def check_whole(worker: str, reply: Mapping[str, Any], usage: Usage, request: Mapping[str, Any]) -> None:
     """Raises EmptyReply for a whole reply in which no choice says anything."""
     if not any(_says(choice, "message") for choice in reply.get("choices") or ()):
-        _check(usage, request)
+        _check(worker, usage, request)
 
 
-def check_stream(chunks: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> None:
+def check_stream(worker: str, chunks: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> None:
     """Raises EmptyReply for the chunks of a stream of which none says anything, UpstreamProtocol without any."""
     if not chunks:
-        raise UpstreamProtocol("the worker's stream was empty")
-    _check(read_usage(chunks[-1]), request)
+        raise UpstreamProtocol(f"worker {worker}'s stream was empty")
+    _check(worker, read_usage(chunks[-1]), request)
 
 
-def _check(usage: Usage | None, request: Mapping[str, Any]) -> None:
+def _check(worker: str, usage: Usage | None, request: Mapping[str, Any]) -> None:
     """A worker that reports tokens has thought, and one that answers a tool's result may be done: to ask again would
     only cost."""
     messages = request.get("messages") or ()
     may_end = messages and messages[-1].get("role") in _MAY_END
     if (usage and usage.completion_tokens) or may_end or any(name in request for name in _MAY_STOP):
         return
-    raise EmptyReply(usage)
+    raise EmptyReply(worker, usage)
