@@ -215,6 +215,27 @@ async def test_a_worker_that_caches_for_an_hour_by_itself_is_held_for_so() -> No
         assert dispatch.payload["bound_nano"] // rate in range(4096, 4400)
 
 
+@pytest.mark.parametrize(
+    ("name", "usage", "nano"),
+    [
+        # a prompt that its vendor's own tools made longer, and thinking
+        ("gemini", Usage(21_000, 900, details={"reasoning_tokens": 800}), 21_000 * 300 + 900 * 2_500),
+        # a cached prefix that the worker adds by itself
+        (
+            "claude",
+            Usage(80_020, 12, details={"cache_write_tokens": 80_000, "cache_write_1h_tokens": 80_000}),
+            20 * 3_000 + 80_000 * 6_000 + 12 * 15_000,
+        ),
+    ],
+)
+async def test_a_prompt_that_is_longer_than_its_text_is_charged_as_reported(name: str, usage: Usage, nano: int) -> None:
+    pools = PoolFile(workers=(listed(name),), pools={"default": (name,)})
+    kit = Kit(workers={name: [Says(usage=usage)]}, pools=pools)
+    running = await kit.serve(ask("how much?", model=name, max_tokens=512))
+    assert running.record.cost_nano == await kit.posted_nano() == nano
+    assert running.record.steps[0].usage_details == usage.details
+
+
 async def test_what_is_held_for_a_prompt_with_sound_is_at_the_price_of_sound() -> None:
     sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "mp3"}}
     kit = Kit(pools=PoolFile(workers=(listed("gemini"),), pools={"default": ("gemini",)}))
