@@ -84,8 +84,9 @@ def test_damage_that_is_found_ahead_is_reported_in_its_turn(tmp_path: Path) -> N
     path = segments.segment_path(tmp_path, 1)
     path.write_bytes(path.read_bytes()[: 4 * SIZE] + bytes(SIZE) + path.read_bytes()[5 * SIZE :])
     reports = carried(shipper, Position(1, 0))
-    assert [(report.records, report.damaged) for report in reports] == [(3, False), (1, True)]
+    assert [(report.records, report.damaged) for report in reports] == [(3, False), (2, True)]
     assert reports[-1].position == Position(1, 4 * SIZE)
+    assert writer.stored == [*RECORDS[:4], bytes(SIZE)]  # what is damaged goes with the records before it
 
 
 def test_a_segment_that_is_gone_when_it_is_read_ahead_is_looked_for_again(tmp_path: Path) -> None:
