@@ -233,7 +233,7 @@ WORKERS = [
         "Rests",
         "1: the worker keeps failing and is left alone, by why",
         "short",
-        ('max by (worker, reason) (baton_worker_resting{reason!="none"})', "{{worker}}: {{reason}}"),
+        ("max by (worker, reason) (baton_worker_resting)", "{{worker}}: {{reason}}"),
     ),
 ]
 NOT_PLANNING = 'worker!="conductor"'

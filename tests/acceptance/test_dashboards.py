@@ -88,7 +88,7 @@ def test_labels_are_bounded_and_hold_no_key(watched: tuple[Gateway, Prometheus])
     labels = set(re.findall(r'[{,](\w+)="', text))
     assert labels <= {
         *("policy", "status", "worker", "reason", "cap", "part", "kind", "what", "version", "plan", "state", "cause"),
-        *("result", "hash", "route", "code", "planner", "depth", "outcome", "le", "python"),
+        *("result", "by", "hash", "route", "code", "planner", "depth", "outcome", "le", "python"),
     }
 
 

@@ -116,6 +116,8 @@ async def obedient(upstream: Upstream, bill: Bill) -> Reply:
 
 
 def reply_with(bill: Bill, text: str) -> Reply:
+    most = 4 * bill.body.get("max_tokens", 10_000)  # more are not believed, and no fewer than one in 32 bytes
+    bill.completion_tokens = max(bill.completion_tokens, min(len(text) // 16, most))
     if not bill.body.get("stream"):
         return json_reply(completion(text, usage(bill)))
     end = {**chunk({}), "choices": [], "usage": usage(bill)}

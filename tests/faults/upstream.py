@@ -52,7 +52,7 @@ class Upstream(Server):
     async def _charge(self, request: Request) -> Reply:
         if not request.content:  # a look at whether it is there
             return json_reply({"object": "list", "data": []})
-        bill = Bill(PROMPT_TOKENS, request.body)
+        bill = Bill(max(PROMPT_TOKENS, len(request.content) // 16), request.body)  # fewer are not believed
         self.bills.append(bill)
         try:
             reply = await (self.behave or good)(self, bill)

@@ -136,6 +136,12 @@ def check_move(version: Version, to: State, others: Sequence[Version]) -> None:
 CODE = "illegal_move"
 
 
+def check_percent(percent: int) -> None:
+    """Raises BadRequest for a share of a canary other than PERCENTS."""
+    if percent not in PERCENTS:
+        raise BadRequest(f"a canary takes {', '.join(map(str, PERCENTS))} % of requests", param="percent")
+
+
 def in_share(request_id: str, salt: str, percent: float) -> bool:
     """Whether this request belongs to that share. The same for ever for one request, independent between salts, and
     growing: what is in at 1 % is in at 5 %."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.core.policies.manifest import manifest_of
-from gateway.core.policies.versions import State, Version, check_move
+from gateway.core.policies.versions import State, Version, check_move, check_percent
 from gateway.core.policies.watch import Figures
 from gateway.errors import BadRequest
 from gateway.service.policies.attendance import Attendance
@@ -74,6 +74,7 @@ class PolicyAdmin:
 
     async def canary(self, version: str, percent: int, by: str, why: str) -> dict[str, Any]:
         """Give a version `percent` of the requests. Every engine of every gateway loads it first."""
+        check_percent(percent)
         self._versions.check_share(percent)
         await self._check(version, "canary")
         await self._admit(version)

@@ -32,7 +32,6 @@ from gateway.core.access.audit import Act
 from gateway.core.policies.manifest import manifest_of
 from gateway.core.policies.versions import (
     CODE,
-    PERCENTS,
     SERVED,
     WHY_CHARS_MAX,
     Standing,
@@ -41,6 +40,7 @@ from gateway.core.policies.versions import (
     base_under,
     check_gate,
     check_move,
+    check_percent,
     check_report,
     check_words,
     files_needed,
@@ -213,8 +213,7 @@ class Registry:
 
     async def canary(self, version: str, percent: int, *, by: str, why: str = "") -> Version:
         """Give a version that share of the requests. Raises BadRequest for a share other than 1, 5, 25 and 100."""
-        if percent not in PERCENTS:
-            raise BadRequest(f"a canary takes {', '.join(map(str, PERCENTS))} % of requests", param="percent")
+        check_percent(percent)
         return await self._move(version, "canary", percent, by, why)
 
     async def rollback(self, name: str, *, by: str, why: str, cause: str = "person") -> Version:

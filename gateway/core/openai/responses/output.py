@@ -121,13 +121,13 @@ class Output:
     # ------------------------------------------------------------ marks
 
     def _mark(self, mark: Mapping[str, Any]) -> Iterator[Event]:
-        kind = mark.get("type")
+        kind = str(mark.get("type"))
         self.is_marked, self._in_gap = self.is_marked or kind != marks.ITEM, kind == marks.GAP
         if kind == marks.PART and self._open_item("message") is not None:
             yield from self._end_part()
             self._item()["content"].append({"type": ""})  # its kind comes with its text
         elif kind in _REASONING_PARTS:
-            name, part = _REASONING_PARTS[str(kind)]
+            name, part = _REASONING_PARTS[kind]
             if self._open_item("reasoning") is None:
                 yield from self._begin(self._new_reasoning())
             yield from self._end_part()
