@@ -151,6 +151,7 @@ class Gateway:
             **{"conductor_structured": "json_object", "key_cache_s": 0, "caps_wall_s_max": 20, "drain_s": 1},
             **{"default_policy": "conductor", "conductor_rounds": 1},
             "redis_timeout_s": 5,
+            "body_bytes_max": 10 << 20,  # what is promised of monsters is of bodies up to this size
             "ship_process": False,  # a child is started from the main thread
             **self.given,
         }
