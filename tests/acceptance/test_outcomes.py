@@ -96,7 +96,7 @@ async def spent_nano(gateway: Gateway) -> int:
 async def as_judge(gateway: Gateway, number: int) -> int:
     """Ask the judge under its own key; the status of the reply."""
     key = json.loads((gateway.directory / "judge.json").read_text())["judge_key"]
-    text = f"> {WRONG} {number}"
+    text = f"> {WRONG} {number}\n" + "and so on " * 150  # long enough for the tokens that the judge reports
     body = {"model": "wise", "messages": [{"role": "user", "content": text}], "max_completion_tokens": 100}
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=gateway.facts["base_url"], headers=headers, timeout=120) as client:

@@ -57,8 +57,8 @@ async def no_usage(upstream: Upstream, bill: Bill) -> Reply:
 
 
 async def over_the_bound(upstream: Upstream, bill: Bill) -> Reply:
-    """It bills more than `max_tokens`. The gateway charges that in full and reports it."""
-    bill.completion_tokens = 500
+    """It bills as far over `max_tokens` as the gateway believes: all of it is charged and reported."""
+    bill.completion_tokens = 4 * int(bill.body["max_tokens"])
     return json_reply(completion("one two", usage(bill)))
 
 

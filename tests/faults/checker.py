@@ -67,7 +67,8 @@ def _money(evidence: Evidence, scope: str, limit_nano: int | None, truthful: boo
         assert posted <= limit_nano, f"I1: {posted} posted of {limit_nano}"
         assert evidence.redis_posted.get(scope, 0) <= limit_nano, "I1"
     holds, ends = evidence.of_kind("hold"), evidence.of_kind("posted", "voided", "uncertain")
-    held, ended = Counter(row["hold_id"] for row in holds), Counter(row["hold_id"] for row in ends)
+    held = Counter({row["hold_id"] for row in holds})  # a hold that grows has a row for each size
+    ended = Counter(row["hold_id"] for row in ends)
     odd = {*(held - ended), *(ended - held)}
     assert not odd, f"I2: holds and their ends: {[row for row in evidence.ledger if row['hold_id'] in odd]}"
     assert evidence.redis_held == {}, f"I2: still held: {evidence.redis_held}"
