@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help audit bench bench-policies sbom test-deploy faults fuzz mutants serve demo-routing demo-learning conductor test test-all check fix test-vllm test-train test-verl test-clients train-env lock docs clean planner-bench demo-instruct smol
+.PHONY: help audit bench bench-policies sbom test-deploy faults fuzz mutants serve demo-routing demo-learning conductor test test-all check fix test-vllm test-train test-clients train-env lock docs clean planner-bench demo-instruct smol
 # passed on to scripts/serve and scripts/install
 export POOL CONDUCTOR PYTHON TORCH TORCH_INDEX
 
@@ -82,9 +82,6 @@ train-env: ## torch and the rest of the train extra into .venv, for `baton train
 
 test-train: ## the tests that need torch or TRL (installs both into .venv)
 	@scripts/test-train
-
-test-verl: ## what of the verl path runs without a GPU (its own .venv-verl, about 3 GB)
-	@scripts/test-verl
 
 test-deploy: ## the Helm chart rendered by Helm's engine and checked against Kubernetes' schemas (an environment of its own, 0.4 GB)
 	@scripts/test-deploy

@@ -263,7 +263,7 @@ def test_the_configuration_page_is_current() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["install", "serve", "check", "test", "lock", "test-vllm", "test-train", "test-verl", "test-clients", "peers"],
+    ["install", "serve", "check", "test", "lock", "test-vllm", "test-train", "test-clients", "peers"],
 )
 def test_scripts_stop_at_the_first_failure(name: str) -> None:
     head = text(f"scripts/{name}").splitlines()

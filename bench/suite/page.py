@@ -350,7 +350,7 @@ def of_training(figures: Mapping[str, Any]) -> Lines:
             ["environment", "steps of a plan", "episodes a second of processor time"],
             [[each["environment"], str(each["steps"]), spread(each["per_cpu_s"])] for each in figures["environments"]],
         ),
-        "", "Steps of the trainers that sample, one thread. TRL and verl learn from an export: they sample nothing.",
+        "", "Steps of the trainers that sample, one thread. TRL learns from an export: it samples nothing.",
         "", *table(["engine", "questions × episodes a step", "episodes/s", *SHARES], rows), *missing,
     ]  # fmt: skip
 

@@ -36,7 +36,7 @@ class Settings(BaseModel):
     schedule: Literal["constant", "cosine", "linear"] = Field("constant", description="Of the rate (paper: cosine)")
     warmup_share: float = Field(0.03, ge=0, lt=1, description="Of the steps, in which the rate rises (paper: .03)")
     lr_floor: float = Field(0.0, ge=0, le=1, description="Share of the rate at the end of cosine and linear")
-    weight_decay: float = Field(0.0, ge=0, lt=1, description="Of AdamW; none in reinforcement learning (TRL, verl)")
+    weight_decay: float = Field(0.0, ge=0, lt=1, description="Of AdamW; none in reinforcement learning (TRL)")
     beta2: float = Field(0.98, gt=0, lt=1, description="Of AdamW; short runs want a short memory")
     gradient_norm_max: float = Field(1.0, gt=0, description="Gradients longer than this are shortened (TRL: 1)")
     epochs: int = Field(1, ge=1, le=64, description="Passes over what was sampled; over 1 it is off-policy")

@@ -1,4 +1,4 @@
-"""One reward: our own trainer, TRL and verl give the same to the same requests, verdicts and dial included."""
+"""One reward: our own trainer, TRL and an export give the same to the same requests, verdicts and dial included."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from policy.reward import RewardSettings
 from policy.serve.tokens import Tokens
 from policy.train.engines import cli
 from policy.train.engines.rows import of_training, read_rows
-from policy.train.engines.verl_run import write_run
 from policy.train.sources.logged import of_dataset
 from policy.train.weights.start import StartDirectory, open_start
 from tests.policy.dataset_rows import a_row
@@ -83,7 +82,7 @@ def written(path: Path, form: export.Format, rows: list[Row], weights: RewardSet
     return path
 
 
-def test_three_trainers_give_the_same_reward_to_the_same_requests(
+def test_trainers_and_an_export_give_the_same_reward_to_the_same_requests(
     start: StartDirectory, rows: list[Row], tmp_path: Path
 ) -> None:
     weights = reward_given(PAIRS)
@@ -98,10 +97,7 @@ def test_three_trainers_give_the_same_reward_to_the_same_requests(
 
     shaped = written(tmp_path / "verl.parquet", "verl", rows, weights)
     default = cli.settings_of(None, list(SIZES))
-    out = tmp_path / "run"
-    write_run(read_rows(shaped, default), "model", out, default, 1, 2)
-    logged = [one["logged"] | one for one in pq.read_table(out / "rows.parquet").column("extra_info").to_pylist()]
-    assert {one["name"].partition("/")[0]: one["reward"] for one in logged} == ours
+    assert {row.name.partition("/")[0]: row.reward for row in read_rows(shaped, default)} == ours
 
 
 def test_rewards_that_an_export_has_fixed_are_not_asked_for_anew(rows: list[Row], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Train on an engine that runs on many devices: `engines trl` (accelerate), `engines verl` (renders a run for Ray)."""
+"""Train on an engine that runs on many devices: `engines trl`, under accelerate."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ EXAMPLES: Mapping[str, str] = {"loss": "clip_high=0.3", "reward": "missed_penalt
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """One action an engine; the rows and the settings are the same for both."""
     actions = parser.add_subparsers(dest="engine", metavar="ENGINE", required=True)
     trl = actions.add_parser("trl", help="train now, in this process or in each one that accelerate launches")
-    _add_common(trl)
+    trl.add_argument("--data", type=Path, required=True, metavar="FILE", help="of `traces export`")
+    trl.add_argument("--out", type=Path, required=True, metavar="DIR", help="written whole, or not at all")
+    _add_settings(trl)
     trl.add_argument("--init", type=Path, required=True, metavar="DIR", help="the policy directory to start from")
     trl.add_argument("--version", required=True, metavar="NAME@N", help="what the result is called in its manifest")
     trl.add_argument("--work", type=Path, metavar="DIR", help="checkpoints and metrics.jsonl (default: OUT.work)")
@@ -57,17 +58,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     room.add_argument("--plan-tokens", type=int, default=512, metavar="N", help="of the longest plan, default 512")
     room.add_argument("--devices", type=int, default=1, metavar="N", help="that FSDP splits over, default 1")
     room.add_argument("--device-gib", type=float, default=80.0, metavar="N", help="memory of each, default 80")
-    verl = actions.add_parser("verl", help="write a configuration, the rows and the commands for verl on Ray")
-    _add_common(verl)
-    verl.add_argument("--model", required=True, metavar="PATH", help="the weights, as the cluster's nodes know them")
-    verl.add_argument("--nodes", type=int, default=1, metavar="N", help="default 1")
-    verl.add_argument("--gpus", type=int, default=8, metavar="N", help="on each node, default 8")
-
-
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="of `traces export`")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="written whole, or not at all")
-    _add_settings(parser)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -104,8 +94,6 @@ class TrlRun:
 
 def run(options: argparse.Namespace) -> int:
     """0 done, 143 asked to stop (a checkpoint is written). Raises BadRequest and ConfigError."""
-    if options.engine == "verl":
-        return _verl(options, settings_of(options.settings, options.set, options.profile or ""))
     if options.engine == "memory":
         return _memory(options, settings_of(options.settings, options.set, options.profile or ""))
     places = (options.data, options.init, options.out, options.version, options.settings, options.profile or "")
@@ -242,16 +230,4 @@ def _memory(options: argparse.Namespace, settings: EngineSettings) -> int:
     found = memory(home, settings, *lengths, shards=options.devices, rank=rank)
     sys.stdout.write(f"{found.line()}\n")
     check(found, int(options.device_gib * GIB), "the device")
-    return 0
-
-
-def _verl(options: argparse.Namespace, settings: EngineSettings) -> int:
-    from policy.train.engines.verl_run import write_run
-
-    rows = read_rows(options.data, settings)
-    try:
-        written = write_run(rows, options.model, options.out, settings, options.nodes, options.gpus)
-    except MissingLogprobs as error:
-        raise BadRequest(f"{options.data}: {error}") from None
-    sys.stdout.write(f"{written.rows} rows, {written.steps_a_pass} steps a pass; start it with {written.script}\n")
     return 0

@@ -45,7 +45,7 @@ class EngineRow:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Settings of both engines; the defaults are the Conductor paper's for a 7B model (docs/engines.md)."""
+    """Settings of an engine; the defaults are the Conductor paper's for a 7B model (docs/engines.md)."""
 
     steps: int = 200  # optimizer steps
     rows_per_step: int = 256  # over all devices
