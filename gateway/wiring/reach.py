@@ -29,10 +29,10 @@ async def _seen(loaded: LoadedPool, ways: Ways, workers: Iterable[WorkerSpec]) -
 
 def asked(pool: PoolFile, environ: Mapping[str, str]) -> Sequence[Sight]:
     """What each answers to one short question, which is paid for; of those that answer none, a look."""
-    return asyncio.run(_asked(LoadedPool(pool, poolfile.secrets(pool, environ)), Ways(environ)))
+    return asyncio.run(_look_at_all(LoadedPool(pool, poolfile.secrets(pool, environ)), Ways(environ)))
 
 
-async def _asked(loaded: LoadedPool, ways: Ways) -> Sequence[Sight]:
+async def _look_at_all(loaded: LoadedPool, ways: Ways) -> Sequence[Sight]:
     workers = pooled_workers(loaded.pools, loaded.secrets, b"", ways=ways)
     try:
         sights = await asyncio.gather(*(ask(workers, spec) for spec in loaded.pools.workers if not spec.local_model))

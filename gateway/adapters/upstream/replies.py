@@ -165,13 +165,13 @@ class ReplyEvents(Generic[T]):
         if piece and not self._has_begun and (begin := piece.lstrip(BLANK)):
             self._has_begun = True
             if begin.startswith(JSON_BEGINS) or not (self._says_stream() or is_event_stream(begin)):
-                return await self._whole(begin)
+                return await self._read_whole(begin)
         return self._events(piece)
 
     def _says_stream(self) -> bool:
         return "event-stream" in self._response.headers.get("content-type", "")
 
-    async def _whole(self, begin: bytes) -> list[SseEvent | T]:
+    async def _read_whole(self, begin: bytes) -> list[SseEvent | T]:
         """The reply in one piece, and its end."""
         body, self._is_over = begin + await self._pieces.read_all(self._deadline), True
         try:

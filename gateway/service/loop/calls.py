@@ -97,7 +97,7 @@ class StepCall:
 
     async def complete(self) -> Mapping[str, Any]:
         """The reply in one piece. Raises what the last attempt raised, CapReached, SpoolFull or DeadlineExceeded."""
-        reply = await self._attempted(self._whole)
+        reply = await self._attempted(self._complete_once)
         self._named = identity_in(reply.body, self._run.spec.model)
         self._record(other := self._other_model())
         await self._settle_counted(reply.usage, reply.body, reply.cost_nano)
@@ -231,7 +231,7 @@ class StepCall:
             raise
         self._started_us = self._calls.clock.now_us()
 
-    async def _whole(self, call: WorkerCall) -> WorkerReply:
+    async def _complete_once(self, call: WorkerCall) -> WorkerReply:
         """The reply in one piece. Raises EmptyReply."""
         reply = await self._calls.workers.complete(call)
         if self._must_speak:

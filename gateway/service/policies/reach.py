@@ -94,7 +94,7 @@ async def ask(workers: Workers, spec: WorkerSpec) -> Sight | None:
         return None
     tools = {} if "tools" in spec.cannot else {"tools": [TOOL]}
     try:
-        return await _asked(workers, spec, tools)
+        return await _ask_once(workers, spec, tools)
     except UpstreamRefused as refusal:
         if not tools or "tool" not in refusal.message.lower():
             return _failure(spec, refusal)
@@ -102,14 +102,14 @@ async def ask(workers: Workers, spec: WorkerSpec) -> Sight | None:
     except UpstreamError as error:
         return _failure(spec, error)
     try:
-        await _asked(workers, spec, {})
+        await _ask_once(workers, spec, {})
     except UpstreamError as error:
         return _failure(spec, error)
     fix = "add `cannot: [tools, tool_choice, parallel_tool_calls]` to its entry"
     return Sight(spec.name, "warn", f"answers, and takes no tools ({words})", fix)
 
 
-async def _asked(workers: Workers, spec: WorkerSpec, more: Mapping[str, Any]) -> Sight:
+async def _ask_once(workers: Workers, spec: WorkerSpec, more: Mapping[str, Any]) -> Sight:
     """Raises UpstreamError."""
     newer = model_of(spec).completion_tokens and "max_completion_tokens" not in spec.cannot
     bound = {"max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens": TOKENS}

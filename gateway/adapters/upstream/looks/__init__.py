@@ -67,11 +67,11 @@ class HttpLooks(WorkerLooks):
         """See `WorkerLooks.look`."""
         try:
             asked = self._request(worker, secrets)
-            return None if asked is None else await self._asked(worker, asked)
+            return None if asked is None else await self._ask(worker, asked)
         except (ConfigError, httpx.InvalidURL) as error:
             return Sight(worker.name, "bad", str(error), _FIX)
 
-    async def _asked(self, worker: WorkerSpec, request: httpx.Request) -> Sight:
+    async def _ask(self, worker: WorkerSpec, request: httpx.Request) -> Sight:
         host = request.url.netloc.decode()
         try:
             async with asyncio.timeout(LOOK_S):

@@ -143,14 +143,14 @@ class Mender:
         ids.add(vendor_id or our_id)
         call = self._custom(call)
         mended = {**call, "id": our_id, "type": _kind(call)}
-        mended[mended["type"]] = self._named(_details(call, whole=True))
+        mended[mended["type"]] = self._rename(_details(call, whole=True))
         if vendor_id or has_state(call, CALL_FIELDS):
             mended["extra_content"] = mark(call, self._origin, vendor_id)
         return mended
 
     def _custom(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
         """A whole call, as one of a custom tool where its function stands for one."""
-        details = self._named(_details(call, whole=True))
+        details = self._rename(_details(call, whole=True))
         if _kind(call) == "custom" or details["name"] not in self._customs:
             return call
         text = custom_input(details["arguments"])
@@ -158,7 +158,7 @@ class Mender:
         custom = {"name": details["name"], "input": details["arguments"] if text is None else text}
         return {**rest, "type": "custom", "custom": custom}
 
-    def _named(self, details: dict[str, Any]) -> dict[str, Any]:
+    def _rename(self, details: dict[str, Any]) -> dict[str, Any]:
         """A call's details with the name that the client knows."""
         name = self._names.get(details.get("name") or "")
         return details if name is None else details | {"name": name}
@@ -208,7 +208,7 @@ class Mender:
         if at < len(progress.calls):
             return self._next_piece(call, at, piece | ({kind: details} if kind in call else {}), progress)
         known = _Call("", call.get("id") or None, details.get("name") or "", details.get(_INPUTS[kind]) or "")
-        details = self._named(details)
+        details = self._rename(details)
         piece |= {kind: details} if kind in call else {}
         known.is_custom = kind == "custom" or details.get("name") in self._customs
         known.id, replaced = self._id(call, progress.marked, [one.vendor_id or "" for one in progress.calls])

@@ -113,7 +113,7 @@ class _Growth:
             names = [name for name in value if name not in _DEFINITIONS or not isinstance(value[name], Mapping)]
             self._count(path, sum(len(name) + 4 for name in names))
             return {
-                name: (self._named if name in _NAMED else self._walk)(value[name], path, depth + 1) for name in names
+                name: (self._members if name in _NAMED else self._walk)(value[name], path, depth + 1) for name in names
             }
         if isinstance(value, list):
             self._count(path, 2 + len(value))
@@ -121,7 +121,7 @@ class _Growth:
         self._count(path, len(value) + 2 if isinstance(value, str) else 8)
         return value
 
-    def _named(self, value: Any, path: tuple[str, ...], depth: int) -> Any:
+    def _members(self, value: Any, path: tuple[str, ...], depth: int) -> Any:
         """Schemas by the names of properties, which may be any text, `$ref` and `definitions` too."""
         if not isinstance(value, Mapping):
             return self._walk(value, path, depth)

@@ -60,7 +60,7 @@ def billed_usage(
 
     `request_bytes` is the size of the body that was sent, `reply_bytes` of the text that came back, both in UTF-8.
     """
-    usage, asked = reported or Usage(), _asked(request, context_tokens)
+    usage, asked = reported or Usage(), _tokens_max(request, context_tokens)
     denied = usage.hidden if asked is not None and usage.completion_tokens > asked else 0
     told = usage.completion_tokens - denied
     prompt = _believed_prompt(usage.prompt_tokens, request, request_bytes, context_tokens)
@@ -107,7 +107,7 @@ def _fewest(size_bytes: int) -> int:
     return max(size_bytes // BYTES_PER_TOKEN_MAX, int(size_bytes > 0))
 
 
-def _asked(request: Mapping[str, Any], context_tokens: int) -> int | None:
+def _tokens_max(request: Mapping[str, Any], context_tokens: int) -> int | None:
     """The most tokens that all choices may have by the request, else by the worker's context; None: nobody knows."""
     tokens_max = request.get("max_completion_tokens") or request.get("max_tokens") or context_tokens
     if not (tokens_max and isinstance(tokens_max, int) and isinstance(request.get("n") or 1, int)):
